@@ -1,0 +1,160 @@
+"""EngineConfig: every setting of an engine, from arguments, the environment or a TOML file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from aiosched.errors import InvalidConfig
+
+ENV_PREFIX = "AIOSCHED_"
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("priority", "fifo")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an engine. ``None`` means: chosen for the machine and the model at ``open``.
+
+    Attributes:
+        model: a built-in name, Hub id, local folder, ``.gguf`` file or ``dummy:`` shape.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (CUDA if there is a GPU).
+        dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on the CPU.
+        overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
+            the normal loop, 1 the overlap loop, 2 and more run ahead; at most 8.
+        max_model_len: longest sequence (prompt and answer) in tokens; ``None``: the model's.
+        kv_tokens: tokens that the KV cache holds; ``None``: by memory.
+        page_size: tokens in a KV page.
+        prefix_cache: keep the KV of ended requests for prompts that begin alike.
+        prefill_chunk_tokens: prompt tokens computed in one step, over all requests.
+        max_batch_tokens: tokens in one step, decodes included; ``None``: chunk + running requests.
+        max_running_requests: requests that decode or prefill at once.
+        max_queued_requests: requests that may wait beyond those; more raise ``QueueFull``.
+        max_unread_tokens: tokens that a stream holds before its own request is paused.
+        reader_grace: seconds that a request outlives a cancelled read without a new reader.
+        policy: ``priority`` (higher first, with ageing) or ``fifo`` (priorities are refused).
+        priority_aging: seconds of waiting that weigh as much as one level of priority.
+        step_timeout: seconds until a step that does not answer counts as stalled; after twice
+            that, the engine has failed.
+        disable_consecutive_prefill_overlap: collect a prefill's result before the next prefill is
+            launched: better TTFT for the first, less throughput.
+        compute_threads: threads of CPU device work; ``None``: one for each core.
+        cache_dir: where built-in models are kept; ``None``: ``~/.cache/aiosched``.
+        debug: poison and check the token relay and the page pool (slow).
+    """
+
+    model: str = "smollm2-135m-instruct"
+    device: str = "auto"
+    dtype: str = "auto"
+    overlap_depth: int = 1
+    max_model_len: int | None = None
+    kv_tokens: int | None = None
+    page_size: int = 16
+    prefix_cache: bool = True
+    prefill_chunk_tokens: int = 512
+    max_batch_tokens: int | None = None
+    max_running_requests: int = 256
+    max_queued_requests: int = 4096
+    max_unread_tokens: int = 1024
+    reader_grace: float = 1.0
+    policy: str = "priority"
+    priority_aging: float = 10.0
+    step_timeout: float = 60.0
+    disable_consecutive_prefill_overlap: bool = False
+    compute_threads: int | None = None
+    cache_dir: str | None = None
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for field, hint in _hints().items():
+            value = getattr(self, field)
+            try:
+                msgspec.convert(value, hint)
+            except msgspec.ValidationError:
+                shown = getattr(hint, "__name__", None) or str(hint)
+                raise InvalidConfig(field, value, f"of type {shown}") from None
+        self._one_of("dtype", DTYPES)
+        self._one_of("policy", POLICIES)
+        if self.device not in DEVICES and not (
+            self.device.startswith("cuda:") and self.device[5:].isdecimal()
+        ):
+            raise InvalidConfig("device", self.device, "auto, cpu, cuda or cuda:N")
+        self._between("overlap_depth", 0, 8)
+        self._between("max_model_len", 2, 2**31 - 1)
+        self._between("kv_tokens", 1, 2**40)
+        self._between("page_size", 1, 1024)
+        self._between("prefill_chunk_tokens", 1, 2**20)
+        self._between("max_batch_tokens", 1, 2**20)
+        self._between("max_running_requests", 1, 65536)
+        self._between("max_queued_requests", 0, 2**31 - 1)
+        self._between("max_unread_tokens", 1, 2**31 - 1)
+        self._between("reader_grace", 0.0, 1e9)
+        self._between("priority_aging", 1e-3, 1e9)
+        self._between("step_timeout", 1e-3, 1e9)
+        self._between("compute_threads", 1, 1024)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> EngineConfig:
+        """Read ``AIOSCHED_<FIELD>`` variables; ``overrides`` win. Unknown names are refused.
+
+        ``XDG_CACHE_HOME`` moves the default of ``cache_dir``, as for other programs.
+
+        Raises:
+            InvalidConfig: a variable is unknown or its value does not fit the field.
+        """
+        environ = os.environ if environ is None else environ
+        hints = _hints()
+        values: dict[str, Any] = {}
+        if environ.get("XDG_CACHE_HOME"):
+            values["cache_dir"] = str(Path(environ["XDG_CACHE_HOME"]) / "aiosched")
+        for name, text in environ.items():
+            if not name.startswith(ENV_PREFIX):
+                continue
+            field = name[len(ENV_PREFIX) :].lower()
+            if field not in hints:
+                raise InvalidConfig(name, text, f"one of {', '.join(sorted(hints))} in upper case")
+            try:
+                values[field] = msgspec.convert(text, hints[field], strict=False)
+            except msgspec.ValidationError as error:
+                raise InvalidConfig(name, text, f"readable as {field}: {error}") from None
+        return cls(**(values | overrides))
+
+    @classmethod
+    def from_file(cls, path: str | Path, **overrides: Any) -> EngineConfig:
+        """Read a TOML file whose top level, or whose table ``[engine]``, holds the fields.
+
+        Raises:
+            InvalidConfig: the file is no TOML, or a field is unknown or does not fit.
+            OSError: the file cannot be read.
+        """
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidConfig("file", str(path), f"TOML: {error}") from None
+        table = data.get("engine", data)
+        if not isinstance(table, dict):
+            raise InvalidConfig("engine", table, "a table of fields")
+        for field in table:
+            if field not in _hints():
+                raise InvalidConfig(field, table[field], f"one of {', '.join(sorted(_hints()))}")
+        return cls(**(table | overrides))
+
+    def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+        if getattr(self, field) not in allowed:
+            raise InvalidConfig(field, getattr(self, field), f"one of {', '.join(allowed)}")
+
+    def _between(self, field: str, low: float, high: float) -> None:
+        value = getattr(self, field)
+        if value is not None and not low <= value <= high:
+            raise InvalidConfig(field, value, f"in [{low:g}, {high:g}]")
+
+
+def _hints() -> dict[str, Any]:
+    return {
+        f: h for f, h in get_type_hints(EngineConfig).items() if f in EngineConfig.__struct_fields__
+    }
