@@ -1,0 +1,1 @@
+"""Tools for testing programs that use aiosched, and aiosched itself."""
