@@ -1,0 +1,252 @@
+"""Runtime: the parts of an open engine, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from aiosched.config import EngineConfig
+from aiosched.device.stream import Device
+from aiosched.errors import AioschedError, DeviceStalled, InvalidConfig, twin
+from aiosched.limits import resolve_limits
+from aiosched.model.inputs import Model
+from aiosched.observe.stats import EngineStats
+from aiosched.prompts import PromptEncoder
+from aiosched.request import FinishReason
+from aiosched.scheduler.core import EngineCore
+from aiosched.scheduler.future_map import FutureMap
+from aiosched.scheduler.inbox import Inbox
+from aiosched.scheduler.loop import event_loop_normal, event_loop_overlap
+from aiosched.scheduler.scheduler import Limits, Scheduler
+from aiosched.scheduler.watchdog import Watchdog
+from aiosched.submission import RequestFactory
+from aiosched.text.detokenizer import IncrementalDetokenizer, make_detokenizer
+from aiosched.text.tokenizer import Tokenizer, TokenizerLike
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with (stage, done, total) while a model is loaded, from the thread that loads it."""
+
+
+class Runtime:
+    """Model, tokenizer, device and scheduler. ``load`` may take seconds and belongs in a thread;
+    ``start`` binds everything to an event loop."""
+
+    inbox: Inbox
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        device: Device,
+        tokenizer: TokenizerLike | None,
+        limits: Limits,
+    ) -> None:
+        self._config = config
+        self.model = model
+        self._device = device
+        self.tokenizer = tokenizer
+        self._owns_tokenizer = tokenizer is not getattr(model, "tokenizer", None)
+        self.limits = limits
+        self.prompts = PromptEncoder(
+            tokenizer, model.vocab_size, limits.max_model_len, limits.num_pages * limits.page_size
+        )
+        self.factory = RequestFactory(
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            tokenizer=tokenizer,
+            max_model_len=limits.max_model_len,
+            max_unread_tokens=config.max_unread_tokens,
+            priority_aging=config.priority_aging,
+            priorities=config.policy == "priority",
+        )
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        model: Model | None,
+        device: Device | None,
+        progress: Progress | None = None,
+    ) -> Runtime:
+        """Find the device and load the model. Blocks.
+
+        Raises:
+            ModelLoadError, InvalidConfig: see ``Engine.open``.
+        """
+        kind = device_kind(config.device) if device is None else device.kind
+        if model is None:
+            from aiosched.model.loader import load_model
+
+            model = load_model(
+                config.model,
+                dtype=config.dtype,
+                device=kind,
+                progress=progress,
+                cache_dir=config.cache_dir,
+            )
+        device = _make_device(kind, config) if device is None else device
+        limits = resolve_limits(config, model, _free_device_bytes(kind))
+        return cls(config, model, device, _tokenizer_of(model), limits)
+
+    def start(
+        self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[DeviceStalled], None]
+    ) -> None:
+        """Bind to ``loop``: threads, buffers, scheduler."""
+        from aiosched.model.runner import ModelRunner
+
+        self.loop = loop
+        self._device.open(loop)
+        self.inbox = Inbox(loop)
+        rows = self.limits.rows
+        future_map = FutureMap(rows, self._device.torch_device, debug=self._config.debug)
+        runner = ModelRunner(
+            self.model,
+            self._device,
+            future_map,
+            num_pages=self.limits.num_pages,
+            page_size=self.limits.page_size,
+            max_rows=rows,
+        )
+        self._scheduler = Scheduler(self.limits, self.inbox, self.model.eos_token_ids)
+        self._state = self._scheduler.state
+        self._watchdog = Watchdog(loop, self._config.step_timeout, on_failure)
+        self._core = EngineCore(
+            loop,
+            self._scheduler,
+            runner,
+            future_map,
+            self._watchdog,
+            vocab_size=self.model.vocab_size,
+            depth=self.limits.depth,
+            disable_consecutive_prefill_overlap=self._config.disable_consecutive_prefill_overlap,
+        )
+
+    async def run(self) -> None:
+        """The loop that the depth asks for. Returns only by an exception."""
+        run = event_loop_normal if self.limits.depth == 0 else event_loop_overlap
+        await run(self._core)
+
+    def intake(self) -> None:
+        """Take in arrivals and aborts now. Safe wherever a coroutine runs: the scheduler only
+        ever waits between its own turns."""
+        self._scheduler.intake(self.loop.time())
+
+    @property
+    def stalled(self) -> bool:
+        return self._watchdog.stalled
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for admission."""
+        return len(self._state.waiting) + len(self.inbox.arrivals)
+
+    @property
+    def idle_places(self) -> int:
+        """Requests that could run at once if there were any."""
+        return max(0, self.limits.max_running - self._state.active)
+
+    def make_detokenizer(self, skip_special_tokens: bool) -> IncrementalDetokenizer | None:
+        """A detokenizer for one answer; ``None`` if the model has no tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return make_detokenizer(self.tokenizer, skip_special_tokens)
+
+    def stats(self) -> EngineStats:
+        state, meter, memory = self._state, self._core.meter, self._state.memory
+        return EngineStats(
+            running=state.active + len(state.retiring),
+            paused=len(state.paused) + len(state.parked),
+            waiting=self.waiting,
+            retractions=state.retractions,
+            steps=meter.steps,
+            tokens=meter.tokens,
+            kv_pages_total=memory.pool.total,
+            kv_pages_free=memory.pool.free,
+            kv_pages_cached=memory.pages_cached,
+            device_seconds=meter.device,
+            host_seconds=meter.host,
+            idle_gap_seconds=meter.idle_gap,
+            not_overlapped=dict(meter.not_overlapped),
+            finished={reason.value: count for reason, count in state.finished.items()},
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For the log."""
+        return {
+            "model": self._config.model,
+            "device": self._device.kind,
+            "depth": self.limits.depth,
+            "kv_tokens": self.limits.num_pages * self.limits.page_size,
+            "max_model_len": self.limits.max_model_len,
+        }
+
+    async def empty(self) -> None:
+        """Until no request is left."""
+        self.intake()
+        if self._state.live:
+            emptied = self.loop.create_future()
+            self._state.on_empty.append(emptied)
+            await emptied
+
+    def abort_all(self) -> None:
+        self.intake()
+        for request in list(self._state.live):
+            self._state.finish(request, FinishReason.ABORT)
+
+    def fail_all(self, error: AioschedError) -> None:
+        """Every request ends with a twin of ``error``."""
+        self.intake()
+        for request in list(self._state.live):
+            self._state.finish(request, FinishReason.ERROR, twin(error))
+
+    async def close(self, timeout: float) -> None:
+        """Wait for steps in flight, then join every thread."""
+        self._watchdog.rest()
+        try:
+            await self._core.settle(timeout)
+        finally:
+            self._watchdog.rest()
+            self._device.close(timeout)
+            if self._owns_tokenizer and isinstance(self.tokenizer, Tokenizer):
+                self.tokenizer.close()
+
+
+def device_kind(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _make_device(kind: str, config: EngineConfig) -> Device:
+    if kind == "cpu":
+        from aiosched.device.cpu import CpuDevice
+
+        return CpuDevice(threads=config.compute_threads)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidConfig("device", kind, "cpu: torch finds no CUDA device")
+    from aiosched.device.cuda import CudaDevice
+
+    return CudaDevice(index=int(kind.partition(":")[2] or 0))
+
+
+def _free_device_bytes(kind: str) -> int | None:
+    if not kind.startswith("cuda"):
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(int(kind.partition(":")[2] or 0))[0])
+
+
+def _tokenizer_of(model: Model) -> TokenizerLike | None:
+    """The model's tokenizer, as the engine uses it; one of ``transformers`` is wrapped."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None or not hasattr(tokenizer, "backend_tokenizer"):
+        plugged: TokenizerLike | None = tokenizer
+        return plugged
+    return Tokenizer(tokenizer, eos_token_ids=model.eos_token_ids)

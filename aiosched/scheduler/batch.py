@@ -1,0 +1,71 @@
+"""ScheduleBatch: the frozen record of one step, and what runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiosched.device.stream import InFlight
+from aiosched.model.inputs import StepInputs, StepResult
+from aiosched.scheduler.requests import Request
+
+
+class ForwardMode(Enum):
+    """What a step computes."""
+
+    DECODE = "decode"  # one token for each sequence
+    EXTEND = "extend"  # prompts, or chunks of them
+    MIXED = "mixed"  # both
+
+    @property
+    def is_extend(self) -> bool:
+        return self is not ForwardMode.DECODE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleBatch:
+    """Everything of one step. Sequences that decode stand first, then those that extend.
+
+    ``samples`` names the sequences that sample a token: all that decode, and those whose prompt
+    is complete with this step.
+    """
+
+    inputs: StepInputs
+    mode: ForwardMode
+    requests: tuple[Request, ...]  # [n]
+    samples: NDArray[np.int64]  # [m] into requests
+    rows_sampled: NDArray[np.int64]  # [m]
+    generations_sampled: NDArray[np.int64]  # [m]
+    requests_sampled: tuple[Request, ...]  # [m]
+
+    @property
+    def step(self) -> int:
+        return self.inputs.step
+
+    @property
+    def is_extend_in_batch(self) -> bool:
+        """Whether any rank reads prompts in this step; with one rank, whether this one does."""
+        return self.mode.is_extend
+
+
+class Launched(Protocol):
+    """A step that was handed to the device."""
+
+    @property
+    def forward(self) -> InFlight[Any]:
+        """The model's work; says how long the device took."""
+
+    @property
+    def result(self) -> InFlight[StepResult]:
+        """The copy of its result to the host."""
+
+
+class Runner(Protocol):
+    """From a step's inputs to its result, on a device. ``ModelRunner`` is the usual one."""
+
+    def launch(self, inputs: StepInputs) -> Launched:
+        """Enqueue the step and return: its result is awaited as ``.result``."""

@@ -1,0 +1,217 @@
+"""Request: one answer being generated, as the scheduler sees it; and Reader: who waits for it.
+
+A request's committed tokens are its ``output`` list and nothing else: text, log-probabilities,
+usage and what is computed again after a retraction all derive from it. What concerns one step
+belongs to the step; what concerns the KV row of a running request belongs to the ``RowTable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from aiosched.model.inputs import Int32Array
+from aiosched.params import SamplingParams
+from aiosched.request import FinishReason, Logprob
+
+if TYPE_CHECKING:
+    from aiosched.cache.radix import Node
+
+
+class State(IntEnum):
+    """Where a request is. Only PREFILL, DECODE, RETIRING and PAUSED hold a row and KV pages."""
+
+    QUEUED = 0  # waits for admission, new or retracted
+    PREFILL = 1  # its tokens are being read in
+    DECODE = 2  # one token a step
+    RETIRING = 3  # its last step is launched: it runs no more, and waits for the result
+    PAUSED = 4  # its reader is slow: skipped in the batch, keeps its KV
+    PARKED = 5  # paused, and retracted since: admitted again once its reader reads
+    FINISHED = 6
+
+
+class TextPipe(Protocol):
+    """Turns tokens into text as they are committed, for a request with stop strings."""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """The text that may be shown now, and whether a stop string is complete."""
+
+    def flush(self) -> str:
+        """The text that was held back, once the answer has ended otherwise."""
+
+
+class Reader:
+    """The mailbox slot of a stream: at most one reader waits on a bare future."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[None] | None = None
+
+    def notify(self) -> None:
+        """Wake the reader, if one waits. On the event loop."""
+        waiter = self.waiter
+        if waiter is not None:
+            self.waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Family:
+    """The ``n`` answers of one prompt: the first reads it in, the others share its KV pages."""
+
+    __slots__ = ("leader", "prompt_ready")
+
+    def __init__(self) -> None:
+        self.leader: Request | None = None
+        self.prompt_ready = False
+
+
+class Request:
+    """One answer of a prompt.
+
+    Attributes:
+        prompt: token ids, int32.
+        output: committed token ids; only ``process_batch_result`` appends.
+        read: how many of ``output`` the reader has taken.
+        key: place in the waiting queue, smaller first.
+        deadline_at: on the event loop's clock.
+        row: its row from admission to release, else 0.
+        node: the radix node that it holds, while it has a row.
+        target: KV length at which its prefill is complete (prompt, and output if retracted).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "arrival",
+        "bad_words",
+        "bias_ids",
+        "bias_values",
+        "cached_tokens",
+        "choice",
+        "deadline_at",
+        "error",
+        "family",
+        "finish_reason",
+        "id",
+        "interval",
+        "key",
+        "logprobs",
+        "max_new",
+        "node",
+        "output",
+        "params",
+        "priority",
+        "prompt",
+        "prompt_logprobs",
+        "read",
+        "reader",
+        "retractions",
+        "row",
+        "seed",
+        "state",
+        "stop_ids",
+        "target",
+        "text_pipe",
+        "texts",
+        "tracked_row",
+        "unread_limit",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Int32Array,
+        params: SamplingParams,
+        *,
+        max_new: int,
+        seed: int,
+        stop_ids: frozenset[int],
+        reader: Reader,
+        family: Family,
+        choice: int = 0,
+        priority: int = 0,
+        arrival: float = 0.0,
+        key: tuple[float, int] = (0.0, 0),
+        deadline_at: float | None = None,
+        unread_limit: int = 2**31,
+        text_pipe: TextPipe | None = None,
+        bias: tuple[Sequence[int], Sequence[float]] = ((), ()),
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        self.id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.max_new = max_new
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.reader = reader
+        self.family = family
+        self.choice = choice
+        self.priority = priority
+        self.arrival = arrival
+        self.key = key
+        self.deadline_at = deadline_at
+        self.unread_limit = unread_limit
+        self.interval = params.stream_interval
+        self.bias_ids = tuple(bias[0])
+        self.bias_values = tuple(bias[1])
+        self.bad_words = bad_words
+        self.output: list[int] = []
+        self.read = 0
+        self.text_pipe = text_pipe
+        self.texts: list[str] | None = None if text_pipe is None else []
+        self.logprobs: list[Logprob] | None = None if params.logprobs is None else []
+        # One reading of the prompt gives them; the other choices share its pages instead.
+        wanted = params.prompt_logprobs is not None and choice == 0
+        self.prompt_logprobs: list[Logprob] | None = [] if wanted else None
+        self.cached_tokens = 0
+        self.state = State.QUEUED
+        self.row = 0
+        self.node: Node | None = None
+        self.target = len(prompt)
+        self.tracked_row = 0
+        self.retractions = 0
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        if family.leader is None:
+            family.leader = self
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def held_by_reader(self) -> bool:
+        """Whether it waits for its reader to read on."""
+        return self.state is State.PAUSED or self.state is State.PARKED
+
+    @property
+    def stopped_by_token(self) -> bool:
+        """Whether its last token is one that ends answers, and did."""
+        return self.finish_reason is FinishReason.STOP and self.output[-1] in self.stop_ids
+
+    @property
+    def tracked(self) -> bool:
+        """Whether its sampling looks back at earlier tokens, on the device."""
+        return self.params.penalised or bool(self.bad_words)
+
+    @property
+    def length(self) -> int:
+        """Prompt and committed output, in tokens."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, length: int | None = None) -> Int32Array:
+        """The first ``length`` tokens of prompt and output (all of them if not given)."""
+        length = self.length if length is None else length
+        if length <= len(self.prompt):
+            return self.prompt[:length]
+        tail = np.asarray(self.output[: length - len(self.prompt)], dtype=np.int32)
+        return np.concatenate([self.prompt, tail])
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id!r}/{self.choice} {self.state.name} {self.length} tokens>"

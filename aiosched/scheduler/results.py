@@ -1,0 +1,151 @@
+"""process_batch_result: commit a step's tokens, apply stop rules, finish requests."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiosched.errors import InvalidModelOutput
+from aiosched.model.inputs import Logprobs, StepResult
+from aiosched.request import FinishReason, Logprob
+from aiosched.scheduler.batch import ScheduleBatch
+from aiosched.scheduler.requests import Request
+from aiosched.scheduler.state import SchedulerState
+
+
+class ResultProcessor:
+    """Applies results, in the order of their steps, to the requests that they are still for."""
+
+    def __init__(
+        self, state: SchedulerState, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._state = state
+        self._vocab_size = vocab_size
+        self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
+        self._is_eos[[t for t in eos_token_ids if t < vocab_size]] = True
+
+    def process_batch_result(self, batch: ScheduleBatch, result: StepResult) -> None:
+        """Commit what ``batch`` computed.
+
+        A result applies to a request only if the row is still its own, with the generation that the
+        step ran under: whoever finished, was aborted or was retracted since gets nothing. Runs in
+        one piece: readers are woken here, and run when the event loop gets to them.
+        """
+        state, table = self._state, self._state.table
+        state.completed = batch.step
+        state.memory.advance(batch.step)
+        rows, generations = batch.inputs.rows, batch.inputs.generations
+        current = table.current(rows, generations)
+        table.kv_done[rows[current]] = batch.inputs.seq_lens[current]
+        if batch.mode.is_extend:
+            self._commit_prompts(batch, result, current)
+        self._commit_tokens(batch, result)
+
+    def _commit_prompts(
+        self, batch: ScheduleBatch, result: StepResult, current: NDArray[np.bool_]
+    ) -> None:
+        """Share the pages that chunks have filled, and keep prompt log-probabilities."""
+        for index in range(batch.inputs.num_decodes, len(batch.requests)):
+            request = batch.requests[index]
+            if current[index]:
+                self._state.memory.share(request)
+                if self._state.table.kv_done[request.row] >= len(request.prompt):
+                    request.family.prompt_ready = True
+        asked, values = batch.inputs.prompt_logprobs, result.prompt_logprobs
+        if asked is None or values is None:
+            return
+        places = batch.inputs.positions[asked.logits_index]
+        for i, (sequence, place) in enumerate(zip(asked.sequence, places, strict=True)):
+            request = batch.requests[sequence]
+            kept = request.prompt_logprobs
+            # After a retraction the prompt is read in again: each position is kept once.
+            if current[sequence] and kept is not None and len(kept) == place:
+                count = request.params.prompt_logprobs or 0
+                kept.append(_logprob(int(asked.targets[i]), values, i, count))
+
+    def _commit_tokens(self, batch: ScheduleBatch, result: StepResult) -> None:
+        table = self._state.table
+        rows, tokens, requests = batch.rows_sampled, result.tokens, batch.requests_sampled
+        current = table.current(rows, batch.generations_sampled)
+        if not current.all():
+            kept = np.flatnonzero(current)
+            rows, tokens = rows[kept], tokens[kept]
+            requests = tuple(requests[i] for i in kept.tolist())
+        else:
+            kept = None
+        out_len = table.out_len[rows] + 1
+        table.out_len[rows] = out_len
+        valid = (tokens >= 0) & (tokens < self._vocab_size)
+        known = np.where(valid, tokens, 0)
+        ends = (out_len >= table.out_limit[rows]) | ~valid
+        ends |= self._is_eos[known] & table.stops_at_eos[rows]
+        by_hand = ends | table.watched[rows]
+        # The common case is one append and, where a reader waits, one wake-up.
+        if not by_hand.any():
+            self._deliver(requests, tokens.tolist())
+            return
+        plain = np.flatnonzero(~by_hand).tolist()
+        self._deliver([requests[i] for i in plain], tokens[plain].tolist())
+        logprobs = _by_sample(batch, result)
+        for i in np.flatnonzero(by_hand).tolist():
+            place = i if kept is None else int(kept[i])
+            self._commit_one(requests[i], int(tokens[i]), batch.step, logprobs.get(place), result)
+
+    def _deliver(self, requests: tuple[Request, ...] | list[Request], tokens: list[int]) -> None:
+        for request, token in zip(requests, tokens, strict=True):
+            output = request.output
+            output.append(token)
+            request.reader.notify()
+            if len(output) - request.read >= request.unread_limit:
+                self._state.pause(request)
+
+    def _commit_one(
+        self,
+        request: Request,
+        token: int,
+        step: int,
+        logprob_row: int | None,
+        result: StepResult,
+    ) -> None:
+        """Commit the token of a request that ends, or that wants more than tokens."""
+        if not 0 <= token < self._vocab_size:
+            error = InvalidModelOutput(request.id, step, request.length, token)
+            self._state.finish(request, FinishReason.ERROR, error)
+            return
+        request.output.append(token)
+        count = len(request.output)
+        if request.logprobs is not None and logprob_row is not None and result.logprobs is not None:
+            top = request.params.logprobs or 0
+            request.logprobs.append(_logprob(token, result.logprobs, logprob_row, top))
+        reason = None
+        if token in request.stop_ids:
+            reason = FinishReason.STOP
+        if request.texts is not None and request.text_pipe is not None:
+            shown = ""
+            if reason is None or request.params.include_stop:
+                shown, found = request.text_pipe.push(token)
+                if found:
+                    reason = FinishReason.STOP
+            request.texts.append(shown)
+        if reason is None and count >= request.max_new:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._state.finish(request, reason)
+            return
+        if count == 1 or count - request.read >= request.interval:
+            request.reader.notify()
+        if count - request.read >= request.unread_limit:
+            self._state.pause(request)
+
+
+def _by_sample(batch: ScheduleBatch, result: StepResult) -> dict[int, int]:
+    """Sampled sequence → its row in ``result.logprobs``."""
+    index = batch.inputs.sampling.logprob_index
+    if index is None or result.logprobs is None:
+        return {}
+    return {int(sample): row for row, sample in enumerate(index)}
+
+
+def _logprob(token: int, values: Logprobs, row: int, count: int) -> Logprob:
+    top = zip(values.top_ids[row, :count].tolist(), values.top[row, :count].tolist(), strict=True)
+    return Logprob(token_id=token, logprob=float(values.chosen[row]), top=dict(top))

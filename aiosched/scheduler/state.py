@@ -1,0 +1,262 @@
+"""SchedulerState: every request that the engine knows, and the moves between its states.
+
+        push             admit             last chunk        last step launched
+    ───────► QUEUED ───────────► PREFILL ───────► DECODE ───────────► RETIRING
+               ▲                    │               │ ▲                   │
+               └──────── retract ───┴───────────────┤ │ reader reads      │
+                                       slow reader  ▼ │                   │
+               PARKED ◄──────── retract ───────── PAUSED                  ▼
+                                                          finish ───► FINISHED
+
+``finish`` may come from any state. All moves are plain calls on the event loop: none waits, so a
+cleanup can not be cancelled half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiosched.request import FinishReason
+from aiosched.scheduler.memory import KVMemory
+from aiosched.scheduler.queue import WaitingQueue
+from aiosched.scheduler.requests import Request, State
+from aiosched.scheduler.rows import RowTable
+
+HOLDS_ROW = frozenset({State.PREFILL, State.DECODE, State.RETIRING, State.PAUSED})
+
+
+class RunningSet:
+    """The requests that decode, in the order in which they began, with their rows as an array."""
+
+    def __init__(self) -> None:
+        self.requests: tuple[Request, ...] = ()
+        self.rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._added: list[Request] = []
+        self._stale = False
+        self._turn = 0
+
+    def add(self, request: Request) -> None:
+        """A request begins to decode, or resumes."""
+        if self._stale:  # it may still be listed from before it was paused
+            self.refresh()
+        self._added.append(request)
+
+    def left(self) -> None:
+        """Some request does not decode any more (its state says so)."""
+        self._stale = True
+
+    def refresh(self) -> None:
+        """Bring ``requests`` and ``rows`` up to date; free if nobody came or left."""
+        if self._stale or self._added:
+            everybody = [*self.requests, *self._added]
+            self.requests = tuple(r for r in everybody if r.state is State.DECODE)
+            self.rows = np.array([r.row for r in self.requests], dtype=np.int64)
+            self._added.clear()
+            self._stale = False
+
+    def __len__(self) -> int:
+        self.refresh()
+        return len(self.requests)
+
+    def turn(self, most: int) -> NDArray[np.int64]:
+        """The rows of this step if only ``most`` may run: everybody in turn."""
+        count = len(self)
+        if count <= most:
+            return self.rows
+        places = (self._turn + np.arange(most)) % count
+        self._turn = (self._turn + most) % count
+        return self.rows[places]
+
+
+class SchedulerState:
+    """Who is where. ``plan`` and ``process_batch_result`` read and move it; nobody else does.
+
+    Attributes:
+        step: number of the last step that was planned.
+        completed: number of the last step whose result was processed.
+        new_token_ratio: see ``headroom``.
+    """
+
+    def __init__(self, table: RowTable, memory: KVMemory) -> None:
+        self.table = table
+        self.memory = memory
+        self.waiting = WaitingQueue()
+        self.prefilling: list[Request] = []
+        self.running = RunningSet()
+        self.paused: set[Request] = set()
+        self.parked: set[Request] = set()
+        self.retiring: set[Request] = set()
+        self.live: set[Request] = set()
+        self.on_empty: list[asyncio.Future[None]] = []  # whoever waits until nobody is left
+        self.step = 0
+        self.completed = 0
+        self.retractions = 0
+        self.finished: Counter[FinishReason] = Counter()
+        self.new_token_ratio = 0.5
+        self._deadlines: list[tuple[float, int, Request]] = []
+
+    @property
+    def active(self) -> int:
+        """Requests that take part in batches: what ``max_running_requests`` bounds."""
+        return len(self.prefilling) + len(self.running)
+
+    def push(self, request: Request) -> None:
+        """A new request."""
+        self.live.add(request)
+        self.waiting.push(request)
+        if request.deadline_at is not None:
+            heapq.heappush(self._deadlines, (request.deadline_at, request.key[1], request))
+
+    def begin_prefill(self, request: Request) -> None:
+        """It was admitted: it has a row, and pages for all its tokens."""
+        request.state = State.PREFILL
+        self.prefilling.append(request)
+
+    def begin_decode(self, request: Request) -> None:
+        """Its last chunk is launched."""
+        self.prefilling.remove(request)
+        request.state = State.DECODE
+        self.running.add(request)
+
+    def retire(self, request: Request) -> None:
+        """Its last step is launched: it takes no place in a batch any more."""
+        if request.state is State.PREFILL:
+            self.prefilling.remove(request)
+        else:
+            self.running.left()
+        request.state = State.RETIRING
+        self.retiring.add(request)
+
+    def pause(self, request: Request) -> None:
+        """Its reader is slow: leave it out of batches. Its KV stays."""
+        if request.state is State.DECODE:
+            request.state = State.PAUSED
+            self.running.left()
+            self.paused.add(request)
+
+    def resume(self, request: Request) -> None:
+        """Its reader reads again."""
+        if request.state is State.PAUSED:
+            self.paused.remove(request)
+            request.state = State.DECODE
+            self.running.add(request)
+        elif request.state is State.PARKED:
+            self.parked.remove(request)
+            self.waiting.push(request)
+
+    def retract(self, request: Request) -> None:
+        """Take row and pages away; it is read in again later. What is in flight for it is lost.
+
+        The results that are pending carry the generation of the row that it gives up, so they
+        apply to nobody; greedy or seeded, it will generate the same tokens again.
+        """
+        paused = request.state is State.PAUSED
+        self._leave(request)
+        self.memory.release(request)
+        request.tracked_row = 0
+        request.retractions += 1
+        self.retractions += 1
+        self.new_token_ratio = 1.0
+        if paused:
+            request.state = State.PARKED
+            self.parked.add(request)
+        else:
+            self.waiting.push(request)
+
+    def finish(
+        self, request: Request, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        """The one end of a request, from any state. A second one does nothing.
+
+        Row and pages are given back first; then its reader is told.
+        """
+        if request.finish_reason is not None:
+            return
+        held = request.state in HOLDS_ROW
+        self._leave(request)
+        request.state = State.FINISHED
+        request.finish_reason = reason
+        request.error = error
+        if held:
+            self.memory.release(request, keep=error is None)
+        self.finished[reason] += 1
+        self.live.discard(request)
+        if request.deadline_at is not None:
+            self._forget_deadlines()
+        request.reader.notify()
+        if not self.live:
+            waiting, self.on_empty = self.on_empty, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def expired(self, now: float) -> list[Request]:
+        """Requests whose deadline has passed; each is named once."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.finished:
+                late.append(request)
+        return late
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next deadline passes, on the event loop's clock."""
+        self._forget_deadlines()
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def headroom(self) -> int:
+        """Pages to keep for the growth of running requests when another is to be admitted.
+
+        Nobody knows how long answers get. A share of what is still allowed is kept: half of it at
+        first, all of it after a retraction has shown that this was too little, and less from step
+        to step while it proves enough (after SGLang's ``new_token_ratio``).
+        """
+        self.running.refresh()
+        rows = self.running.rows
+        growth = int((self.table.kv_limit[rows] - self.table.kv_len[rows]).sum())
+        growth += sum(r.max_new for r in self.prefilling)
+        return self.memory.pages_for(int(self.new_token_ratio * growth))
+
+    def decay(self) -> None:
+        """One step went by."""
+        self.new_token_ratio = max(0.1, self.new_token_ratio * 0.998)
+
+    def victims(self) -> Sequence[Request]:
+        """Whom to retract, best first: paused ones, then low priority, then late arrival.
+
+        The last of the list is the one that must be let through for anything to progress.
+        """
+        self.running.refresh()
+        holders = [*self.paused, *self.prefilling, *self.running.requests]
+        holders.sort(key=lambda r: (r.state is not State.PAUSED, r.priority, -r.key[1]))
+        return holders
+
+    def _leave(self, request: Request) -> None:
+        """Take it off the list that its state names."""
+        match request.state:
+            case State.QUEUED:
+                self.waiting.remove(request)
+            case State.PREFILL:
+                self.prefilling.remove(request)
+            case State.DECODE:
+                request.state = State.FINISHED  # whatever comes next, it decodes no more
+                self.running.left()
+            case State.PAUSED:
+                self.paused.remove(request)
+            case State.PARKED:
+                self.parked.remove(request)
+            case State.RETIRING:
+                self.retiring.remove(request)
+            case State.FINISHED:
+                pass
+
+    def _forget_deadlines(self) -> None:
+        while self._deadlines and self._deadlines[0][2].finished:
+            heapq.heappop(self._deadlines)

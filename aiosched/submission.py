@@ -1,0 +1,155 @@
+"""From a prompt and SamplingParams to the requests that the scheduler runs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+
+from aiosched.answer import Answer
+from aiosched.errors import InvalidRequest
+from aiosched.model.draws import derive_seed
+from aiosched.model.inputs import Int32Array
+from aiosched.params import SamplingParams
+from aiosched.scheduler.requests import Family, Request
+from aiosched.text.pipe import StopTextPipe
+from aiosched.text.tokenizer import TokenizerLike
+
+MAX_WORD_TOKENS = 16
+
+
+class RequestFactory:
+    """Checks parameters against the model and makes the ``n`` requests of an answer."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        tokenizer: TokenizerLike | None,
+        max_model_len: int,
+        max_unread_tokens: int,
+        priority_aging: float,
+        priorities: bool,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos = frozenset(eos_token_ids)
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._max_unread = max_unread_tokens
+        self._aging = priority_aging
+        self._priorities = priorities
+        self._serial = itertools.count()
+        self._random = random.SystemRandom()
+
+    def check(self, params: SamplingParams, priority: int, deadline: float | None) -> None:
+        """What depends on the model or the engine; the rest was checked by ``SamplingParams``.
+
+        Raises:
+            InvalidRequest: names the field, the value and the bound.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 10**6:
+            raise InvalidRequest("priority", priority, "an integer in [-1000000, 1000000]")
+        if priority and not self._priorities:
+            raise InvalidRequest("priority", priority, "0: the engine's policy is fifo")
+        if deadline is not None and (
+            isinstance(deadline, bool)
+            or not isinstance(deadline, (int, float))
+            or not 0 <= deadline < 1e9
+        ):
+            raise InvalidRequest("deadline", deadline, "seconds from now in [0, 1e9), or None")
+        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            self._in_vocabulary(field, getattr(params, field) or ())
+        if self._tokenizer is None:
+            if params.stop_strings:
+                raise InvalidRequest("stop", params.stop, "empty: the model has no tokenizer")
+            if any(isinstance(word, str) for word in params.bad_words):
+                raise InvalidRequest(
+                    "bad_words", params.bad_words, "token ids: the model has no tokenizer"
+                )
+        if params.allowed_token_ids is not None:
+            allowed = set(params.allowed_token_ids)
+            banned, _ = self._banned(params)
+            if not allowed - banned:
+                raise InvalidRequest(
+                    "allowed_token_ids", params.allowed_token_ids, "not all banned by bad_words"
+                )
+            if params.min_tokens and not allowed - banned - self._eos - {*params.stop_token_ids}:
+                raise InvalidRequest(
+                    "min_tokens", params.min_tokens, "0: allowed_token_ids holds only end tokens"
+                )
+
+    def make(
+        self,
+        answer: Answer,
+        prompt: Int32Array,
+        params: SamplingParams,
+        *,
+        priority: int,
+        now: float,
+        deadline_at: float | None,
+    ) -> tuple[Request, ...]:
+        """The requests of ``answer``, one for each choice. ``now`` is the time of arrival."""
+        family = Family()
+        room = self._max_model_len - len(prompt)
+        max_new = room if params.max_tokens is None else min(params.max_tokens, room)
+        seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        banned, words = self._banned(params)
+        bias = dict.fromkeys(banned, float("-inf"))
+        for token, value in (params.logit_bias or {}).items():
+            bias[token] = bias.get(token, 0.0) + value
+        return tuple(
+            Request(
+                answer.id,
+                prompt,
+                params,
+                max_new=max_new,
+                seed=derive_seed(seed, choice),
+                stop_ids=ends,
+                reader=answer.reader,
+                family=family,
+                choice=choice,
+                priority=priority,
+                arrival=now,
+                key=(now - priority * self._aging, next(self._serial)),
+                deadline_at=deadline_at,
+                unread_limit=2**62 if answer.unbounded else self._max_unread,
+                text_pipe=self._pipe(params),
+                bias=(tuple(bias), tuple(bias.values())),
+                bad_words=words,
+            )
+            for choice in range(params.n)
+        )
+
+    def _pipe(self, params: SamplingParams) -> StopTextPipe | None:
+        if not params.stop_strings or self._tokenizer is None:
+            return None
+        return StopTextPipe(self._tokenizer, params)
+
+    def _banned(self, params: SamplingParams) -> tuple[set[int], tuple[tuple[int, ...], ...]]:
+        """Banned words: those of one token, and those of several."""
+        words: set[tuple[int, ...]] = set()
+        for word in params.bad_words:
+            if isinstance(word, str):
+                words.update(self._spellings(word))
+            else:
+                self._in_vocabulary("bad_words", word)
+                words.add(tuple(word))
+        single = {word[0] for word in words if len(word) == 1}
+        return single, tuple(sorted(word for word in words if len(word) > 1))
+
+    def _spellings(self, word: str) -> Iterable[tuple[int, ...]]:
+        """A word at the start of a text and within one, where its tokens usually differ."""
+        assert self._tokenizer is not None
+        for spelling in (word, " " + word):
+            ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
+            if not 1 <= len(ids) <= MAX_WORD_TOKENS:
+                bound = f"words of at most {MAX_WORD_TOKENS} tokens"
+                raise InvalidRequest("bad_words", word, bound)
+            yield ids
+
+    def _in_vocabulary(self, field: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if token >= self._vocab_size:
+                raise InvalidRequest(field, token, f"token ids in [0, {self._vocab_size})")
