@@ -165,9 +165,7 @@ class PinnedPool:
             if buffer.free():
                 buffers.append(buffers.pop(position))
                 return buffer
-        # A tensor born in inference mode could not be a target outside of it.
-        with torch.inference_mode(False):
-            buffers.append(_Buffer(self._api.empty(size), self._api.new_event()))
+        buffers.append(_Buffer(self._api.empty(size), self._api.new_event()))
         return buffers[-1]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
@@ -31,8 +32,9 @@ class VirtualClock:
 
     Args:
         threads: real threads may wake the loop (``call_soon_threadsafe``). The clock then gives
-            them ``grace`` real seconds before each jump, and several seconds before it reports a
-            deadlock. Work in executors (``asyncio.to_thread``) is waited for in any case.
+            them ``grace`` real seconds before each jump. Work in executors (``asyncio.to_thread``)
+            is waited for in any case; and before it reports a deadlock the clock waits some seconds
+            for threads that were started since.
         grace: real seconds.
         start: what the clock shows at first, in seconds.
     """
@@ -72,7 +74,7 @@ class VirtualClock:
         real = 0.0
         if loop.in_threads:
             real = PATIENCE
-        elif self._threads:
+        elif self._threads or (timeout is None and threading.active_count() > loop.threads_before):
             real = PATIENCE if timeout is None else self._grace
         if real > 0.0 and (ready := select(real)):
             return ready
@@ -89,6 +91,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.in_threads = 0  # pieces of executor work that have not come back
+        self.threads_before = threading.active_count()
         super().__init__(_VirtualSelector(self))
 
     def time(self) -> float:

@@ -207,7 +207,9 @@ def test_the_idle_worker_keeps_no_result_and_no_work_alive(run):
         async with opened() as device:
             for fails in (False, True):
                 result, captured = Result(), Result()
-                refs = [weakref.ref(result), weakref.ref(captured)]
+                gone = [threading.Event(), threading.Event()]
+                weakref.finalize(result, gone[0].set)
+                weakref.finalize(captured, gone[1].set)
 
                 def work(box=[result], captured=captured, fails=fails):  # noqa: B006
                     if fails:
@@ -220,11 +222,12 @@ def test_the_idle_worker_keeps_no_result_and_no_work_alive(run):
                         await flight
                 else:
                     await flight
-                await device.forward.launch(lambda: None, step=1, label="forward")
                 del result, captured, work, flight
-                if fails:
-                    gc.collect()  # an exception and its traceback are a cycle
-                assert [ref() for ref in refs] == [None, None]
+                deadline = time.monotonic() + PATIENCE
+                while not all(event.wait(0.01) for event in gone):  # until the worker is idle
+                    assert time.monotonic() < deadline
+                    if fails:
+                        gc.collect()  # an exception and its traceback are a cycle
 
     run(main())
 

@@ -111,8 +111,11 @@ def test_streams_wait_for_the_events_of_after_and_for_nothing_else(run):
         gpu.run()
         assert order[:2] == ["stage", "forward"]
         await copy
-        # The same stream is in order by itself.
+        # The same stream is in order by itself, and what has landed needs no waiting.
         assert forward._end not in device.forward._cuda.waited_for
+        device.schedule.launch(lambda: None, step=2, label="stage", after=[copy])
+        assert copy._end not in device.schedule._cuda.waited_for
+        gpu.run()
         device.close(PATIENCE)
 
     run(main())
@@ -245,6 +248,26 @@ def test_times_are_measured_on_the_device_and_placed_on_the_clock_of_the_host(ru
         assert flights[2].finished - flights[0].started == pytest.approx(0.012)
         # The fake clock began when the device opened.
         assert flights[0].started <= device.now()
+        device.close(PATIENCE)
+
+    run(main())
+
+
+def test_times_stay_exact_to_a_microsecond_after_days(run):
+    async def main():
+        gpu = FakeCuda()
+        device = opened(gpu)
+        began, gpu_began = device._anchor[1], gpu.time
+        for step in range(200):
+            seconds = 0.0041 if step % 2 else 1800.0
+            flight = device.forward.launch(
+                lambda seconds=seconds: gpu.kernel(seconds=seconds), step=step, label="forward"
+            )
+            gpu.run()
+            await flight
+            if step % 2:
+                assert flight.device_seconds == pytest.approx(0.0041, abs=1e-6)
+        assert flight.finished - began == pytest.approx(gpu.time - gpu_began, abs=1e-4)
         device.close(PATIENCE)
 
     run(main())

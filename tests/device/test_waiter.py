@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -97,6 +98,23 @@ def test_an_error_of_an_event_is_reported_and_the_thread_goes_on(run):
         good.fire.set()
         await reports.until(2)
         assert reports == [("bad", error), ("good", None)]
+        assert waiter.close(PATIENCE)
+
+    run(main())
+
+
+def test_the_idle_thread_keeps_no_event_alive(run):
+    async def main():
+        reports = Reports()
+        waiter = EventWaiter(asyncio.get_running_loop(), reports)
+        waiter.start()
+        event = Event()
+        gone = threading.Event()
+        weakref.finalize(event, gone.set)
+        waiter.watch("key", event)
+        event.fire.set()
+        del event
+        assert gone.wait(PATIENCE)
         assert waiter.close(PATIENCE)
 
     run(main())

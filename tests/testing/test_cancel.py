@@ -68,9 +68,9 @@ def test_a_late_cancel_comes_when_the_value_is_there_and_before_it_is_taken(run,
     async def main():
         loop = asyncio.get_running_loop()
         box = loop.create_future()
-        loop.call_later(0.001, lambda: box.done() or box.set_result("item"))
 
         async def take():
+            loop.call_soon(lambda: box.done() or box.set_result("item"))
             return await box
 
         outcome = await cancel_at(take(), 1, late=late)
