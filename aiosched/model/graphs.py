@@ -99,25 +99,21 @@ class DecodeGraphs:
         """Logits ``[n, vocab]``, valid until the next call."""
         n = inputs.host.num_sequences
         size = next(size for size in self._sizes if size >= n)
-        captured = self._captured.get(size) or self._capture(size, inputs.host)
+        captured = self._captured.get(size) or self._capture(size, inputs.host.page_size)
         self._fill(inputs, n, size)
         self._plan(self._static(_padded(inputs.host, size), size))
         captured.graph.replay()
         return captured.logits[:n]
 
-    def warm_up(self, empty: StepInputs) -> None:
-        """Capture every size, the largest first so that the others fit into its memory.
-
-        Args:
-            empty: a step without sequences, for the shapes.
-        """
+    def warm_up(self, page_size: int) -> None:
+        """Capture every size, the largest first so that the others fit into its memory."""
         for size in reversed(self._sizes):
             if size not in self._captured:
-                self._capture(size, empty)
+                self._capture(size, page_size)
 
-    def _capture(self, size: int, like: StepInputs) -> _Captured:
+    def _capture(self, size: int, page_size: int) -> _Captured:
         # Captured over padding alone: the runs before it must not write to anybody's pages.
-        padding = self._static(_padded(_without_sequences(like), size), size)
+        padding = self._static(_padded(StepInputs.empty(page_size), size), size)
         for tensor in (self._input_ids, self._positions, self._slots, self._page_tables):
             tensor.zero_()
         self._seq_lens.fill_(1)
@@ -161,23 +157,6 @@ class DecodeGraphs:
     def _plan(self, inputs: DeviceInputs) -> None:
         if isinstance(self._model, PlannedModel):
             self._model.plan(inputs, self._kv)
-
-
-def _without_sequences(step: StepInputs) -> StepInputs:
-    return replace(
-        step,
-        num_decodes=0,
-        rows=step.rows[:0],
-        generations=step.generations[:0],
-        query_start=step.query_start[:1],
-        seq_lens=step.seq_lens[:0],
-        page_tables=step.page_tables[:0],
-        input_ids=step.input_ids[:0],
-        positions=step.positions[:0],
-        slots=step.slots[:0],
-        logits_index=step.logits_index[:0],
-        sample_sequence=step.sample_sequence[:0],
-    )
 
 
 def _padded(step: StepInputs, size: int) -> StepInputs:

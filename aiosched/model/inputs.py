@@ -93,6 +93,26 @@ class StepInputs:
     sampling: SamplingInputs = field(default_factory=SamplingInputs)
     prompt_logprobs: PromptLogprobInputs | None = None
 
+    @classmethod
+    def empty(cls, page_size: int) -> StepInputs:
+        """A step without sequences: the shapes alone, to warm a device up with."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(
+            step=0,
+            page_size=page_size,
+            num_decodes=0,
+            rows=none,
+            generations=none,
+            query_start=np.zeros(1, dtype=np.int32),
+            seq_lens=np.empty(0, dtype=np.int32),
+            page_tables=np.empty((0, 1), dtype=np.int32),
+            input_ids=none,
+            positions=none,
+            slots=none,
+            logits_index=none,
+            sample_sequence=none,
+        )
+
     @property
     def num_sequences(self) -> int:
         return len(self.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ from aiosched.model.gguf_tokenizer import load_gguf_tokenizer
 from aiosched.model.quiet import quiet_transformers
 from aiosched.model.transformers_model import TransformersModel
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str, int, int], None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What the libraries below raise for files that are missing, broken or not theirs to read.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 
 
 def load_model(
@@ -110,7 +111,9 @@ def _load_gguf(
     file = GGUFFile(path)
     try:
         return load_gguf_model(file, dtype, progress), load_gguf_tokenizer(file)
-    except _LOAD_ERRORS as error:
+    except ModelLoadError:
+        raise
+    except Exception as error:
         raise ModelLoadError(f"{path} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -121,7 +124,7 @@ def _load_checkpoint(
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype or "auto", attn_implementation=NAME, trust_remote_code=False
         )
-    except _LOAD_ERRORS as error:
+    except Exception as error:  # no end to what a broken file or connection may raise there
         known = ", ".join(BUILTIN_MODELS)
         raise ModelLoadError(
             f"model {name!r} cannot be loaded, tried as a {kind}: {_first_line(error)} "
@@ -129,8 +132,9 @@ def _load_checkpoint(
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except _LOAD_ERRORS:
+    except Exception as error:
         # Weights without a tokenizer are served by token ids.
+        logger.info("%s: no tokenizer: %s", name, _first_line(error))
         tokenizer = None
     return model, tokenizer
 

@@ -110,6 +110,7 @@ class ModelRunner:
         self.model = model
         self.device = device
         self.kv = model.make_kv(num_pages, page_size)
+        self._page_size = page_size
         self._relay = relay
         self._sampler = Sampler(model.vocab_size, max_rows, device.torch_device)
         self._transfers = transfers_of(device)
@@ -169,22 +170,18 @@ class ModelRunner:
         )
         return self._launch_copy(launched, sampled)
 
-    def warm_up(self, empty: StepInputs) -> InFlight[None] | None:
-        """Capture the CUDA graphs now rather than when they are first needed.
-
-        Args:
-            empty: a step without sequences.
-        """
+    def warm_up(self) -> InFlight[None] | None:
+        """Capture the CUDA graphs now rather than when they are first needed."""
         graphs = self._graphs
         if graphs is None:
             return None
 
         def capture() -> None:
             with torch.inference_mode():
-                graphs.warm_up(empty)
+                graphs.warm_up(self._page_size)
 
         return self.device.forward.launch(
-            capture, step=empty.step, label="warm-up", writes=(self.kv,)
+            capture, step=0, label="warm-up", writes=(self.kv,)
         )
 
     def _launch(self, inputs: StepInputs, sample: bool) -> LaunchedForward:

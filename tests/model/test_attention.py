@@ -34,7 +34,7 @@ def whole_sequence(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of all tokens of one sequence ``[length, heads, dim]``, head by head, in float64."""
+    """Attention of all tokens of one sequence ``[length, heads, dim]``, in float64."""
     length = len(query)
     share = how.num_heads // how.num_kv_heads
     output = torch.zeros(length, how.num_heads, how.value_dim, dtype=torch.float64)

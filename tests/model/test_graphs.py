@@ -170,7 +170,7 @@ def test_the_planner_sees_the_padded_batch_before_each_replay(model: PlannedSum)
 
 def test_warming_up_captures_all_sizes_the_largest_first(model: PlannedSum) -> None:
     graphs, _ = graphs_over(model)
-    graphs.warm_up(decode_step([]))
+    graphs.warm_up(page_size=PAGE)
     assert model.captures == [12, 8, 4, 2, 1]
     graphs.forward(staged(decode_step([5] * 5)))
     assert len(model.captures) == 5

@@ -354,7 +354,7 @@ def test_a_forward_that_raises_fails_its_step_and_not_the_launch() -> None:
 def test_without_cuda_there_is_nothing_to_warm_up() -> None:
     async def main() -> None:
         async with Rig(CountingModel()) as rig:
-            assert rig.runner.warm_up(step_of(0, [Seq(1, (1,))])) is None
+            assert rig.runner.warm_up() is None
 
     asyncio.run(main())
 
