@@ -86,7 +86,7 @@ class Engine:
         self._status = Status.NEW
 
     async def open(self) -> Self:
-        """Load the model (in a thread) and start. ``async with`` does this.
+        """Load the model (in a thread, unless it is given) and start. ``async with`` does this.
 
         Raises:
             ModelLoadError: the model cannot be had.
@@ -98,11 +98,16 @@ class Engine:
         self._loop = loop = asyncio.get_running_loop()
         config, model, device = self.config, self._given_model, self._given_device
         progress = self._progress
-        self._runtime = runtime = await in_thread(
-            lambda: Runtime.load(config, model, device, progress), "aiosched-load"
-        )
+
+        def load() -> Runtime:
+            return Runtime.load(config, model, device, progress)
+
+        # With both given there is nothing to wait for; in virtual time no thread could be seen.
+        given = model is not None and device is not None
+        self._runtime = runtime = load() if given else await in_thread(load, "aiosched-load")
         try:
             runtime.start(loop, self._fail)
+            await runtime.warm_up()
         except BaseException:
             await runtime.close(_CLOSE_PATIENCE)
             raise

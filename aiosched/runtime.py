@@ -49,12 +49,13 @@ class Runtime:
         self.tokenizer = tokenizer
         self._owns_tokenizer = tokenizer is not getattr(model, "tokenizer", None)
         self.limits = limits
+        self._eos_token_ids = _within(model.eos_token_ids, model.vocab_size)
         self.prompts = PromptEncoder(
             tokenizer, model.vocab_size, limits.max_model_len, limits.num_pages * limits.page_size
         )
         self.factory = RequestFactory(
             vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
+            eos_token_ids=self._eos_token_ids,
             tokenizer=tokenizer,
             max_model_len=limits.max_model_len,
             max_unread_tokens=config.max_unread_tokens,
@@ -101,7 +102,7 @@ class Runtime:
         self.inbox = Inbox(loop)
         rows = self.limits.rows
         future_map = FutureMap(rows, self._device.torch_device, debug=self._config.debug)
-        runner = ModelRunner(
+        self._runner = runner = ModelRunner(
             self.model,
             self._device,
             future_map,
@@ -109,7 +110,7 @@ class Runtime:
             page_size=self.limits.page_size,
             max_rows=rows,
         )
-        self._scheduler = Scheduler(self.limits, self.inbox, self.model.eos_token_ids)
+        self._scheduler = Scheduler(self.limits, self.inbox, self._eos_token_ids)
         self._state = self._scheduler.state
         self._watchdog = Watchdog(loop, self._config.step_timeout, on_failure)
         self._core = EngineCore(
@@ -122,6 +123,12 @@ class Runtime:
             depth=self.limits.depth,
             disable_consecutive_prefill_overlap=self._config.disable_consecutive_prefill_overlap,
         )
+
+    async def warm_up(self) -> None:
+        """Do now what would otherwise hold up the first requests."""
+        work = self._runner.warm_up()
+        if work is not None:
+            await work
 
     async def run(self) -> None:
         """The loop that the depth asks for. Returns only by an exception."""
@@ -211,6 +218,11 @@ class Runtime:
             self._device.close(timeout)
             if self._owns_tokenizer and isinstance(self.tokenizer, Tokenizer):
                 self.tokenizer.close()
+
+
+def _within(token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Ids that there are: some configurations name end tokens past the model's vocabulary."""
+    return tuple(token for token in token_ids if 0 <= token < vocab_size)
 
 
 def device_kind(name: str) -> str:

@@ -1,0 +1,32 @@
+"""The command line, ``aiosched``.
+
+This is the edge of the library: only here is the environment read, are signals handled and logs
+configured, and only here does uvloop come in. Nothing imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+
+def main() -> None:
+    """Entry point of the ``aiosched`` script. Ends the process with its exit code."""
+    missing = _missing_packages()
+    if missing:
+        names = ", ".join(missing)
+        print(
+            f"Error: the command line needs {names}: pip install 'aiosched-engine[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    from aiosched.cli.app import app
+
+    app(prog_name="aiosched")
+
+
+def _missing_packages() -> list[str]:
+    needed = ["click", "rich"]
+    if sys.platform != "win32":  # where there is no uvloop, and asyncio serves
+        needed.append("uvloop")
+    return [name for name in needed if find_spec(name) is None]

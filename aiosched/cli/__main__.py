@@ -1,0 +1,5 @@
+"""``python -m aiosched.cli``."""
+
+from aiosched.cli import main
+
+main()
