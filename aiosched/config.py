@@ -24,7 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         model: a built-in name, Hub id, local folder, ``.gguf`` file or ``dummy:`` shape.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (CUDA if there is a GPU).
-        dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on the CPU.
+        dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file:
+            float32 on the CPU, bfloat16 elsewhere).
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
             the normal loop, 1 the overlap loop, 2 and more run ahead; at most 8.
         max_model_len: longest sequence (prompt and answer) in tokens; ``None``: the model's.

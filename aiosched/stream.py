@@ -67,6 +67,7 @@ class TokenStream:
     def abort(self) -> None:
         """End the request before its next step. Plain, idempotent, callable from any thread."""
         self._answer.abort()
+        self._forget_grace()
 
     async def aclose(self) -> None:
         """``abort()``, for ``contextlib.aclosing`` and the like."""
@@ -85,8 +86,11 @@ class TokenStream:
 
     def __del__(self) -> None:
         answer = getattr(self, "_answer", None)
-        if answer is not None and not answer.aborted and not answer.finished:
+        if answer is None:
+            return
+        if not answer.aborted and not answer.finished:
             answer.abort()
+        self._forget_grace()
 
     def __aiter__(self) -> Self:
         return self
@@ -105,7 +109,11 @@ class TokenStream:
                 raise answer.error
             if answer.requests and len(self._ended) == len(answer.requests):
                 raise StopAsyncIteration
-            await self._wait()
+            try:
+                await self._wait()
+            except asyncio.CancelledError:
+                del self  # else the traceback, and with it a dead task, would hold the stream
+                raise
 
     def __await__(self) -> Generator[object, None, Completion]:
         return self._completion().__await__()
@@ -115,7 +123,7 @@ class TokenStream:
         answer = self._answer
         answer.read_without_limit()
         while not answer.finished and not answer.aborted:
-            await self._wait()
+            await self._wait(whole=True)
         if answer.error is not None:
             raise answer.error
         for request in answer.requests:
@@ -222,19 +230,30 @@ class TokenStream:
             self._grace.cancel()
             self._grace = None
 
-    async def _wait(self) -> None:
-        """Until something may be new. A cancelled wait arms the grace, and loses nothing."""
+    def _forget_grace(self) -> None:
+        """Nobody will read on: the timer would only keep the answer alive. From any thread."""
+        grace, self._grace = self._grace, None
+        if grace is not None:
+            self._answer.inbox.tell(grace.cancel)
+
+    async def _wait(self, *, whole: bool = False) -> None:
+        """Until something may be new (``whole``: until something has ended).
+
+        A cancelled wait arms the grace, and loses nothing.
+        """
         loop, reader = self._loop, self._answer.reader
         if asyncio.get_running_loop() is not loop:
             raise WrongEventLoop("a stream is read on the event loop that opened its engine")
         if reader.waiter is not None:
             raise AioschedError("another task is reading this stream")
         waiter = reader.waiter = loop.create_future()
+        reader.whole = whole
         try:
             await waiter
         except asyncio.CancelledError:
             # The timer holds the answer, not the stream: dropping the stream still aborts at once.
             self._grace = loop.call_later(self._reader_grace, self._answer.abort)
+            del self  # see __anext__
             raise
         finally:
             if reader.waiter is waiter:

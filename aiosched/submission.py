@@ -6,6 +6,8 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from aiosched.answer import Answer
 from aiosched.errors import InvalidRequest
 from aiosched.model.draws import derive_seed
@@ -67,17 +69,7 @@ class RequestFactory:
                 raise InvalidRequest(
                     "bad_words", params.bad_words, "token ids: the model has no tokenizer"
                 )
-        if params.allowed_token_ids is not None:
-            allowed = set(params.allowed_token_ids)
-            banned, _ = self._banned(params)
-            if not allowed - banned:
-                raise InvalidRequest(
-                    "allowed_token_ids", params.allowed_token_ids, "not all banned by bad_words"
-                )
-            if params.min_tokens and not allowed - banned - self._eos - {*params.stop_token_ids}:
-                raise InvalidRequest(
-                    "min_tokens", params.min_tokens, "0: allowed_token_ids holds only end tokens"
-                )
+        self._check_choice_left(params)
 
     def make(
         self,
@@ -99,6 +91,9 @@ class RequestFactory:
         bias = dict.fromkeys(banned, float("-inf"))
         for token, value in (params.logit_bias or {}).items():
             bias[token] = bias.get(token, 0.0) + value
+        allowed = None
+        if params.allowed_token_ids is not None:
+            allowed = np.array(sorted({*params.allowed_token_ids}), dtype=np.int64)
         return tuple(
             Request(
                 answer.id,
@@ -118,9 +113,30 @@ class RequestFactory:
                 text_pipe=self._pipe(params),
                 bias=(tuple(bias), tuple(bias.values())),
                 bad_words=words,
+                allowed=allowed,
             )
             for choice in range(params.n)
         )
+
+    def _check_choice_left(self, params: SamplingParams) -> None:
+        """Wherever an answer stands, some token must be left to choose."""
+        single, words = self._banned(params)
+        allowed, field = params.allowed_token_ids, "allowed_token_ids"
+        if allowed is None:
+            ends = len(params.stop_token_ids) + len(self._eos)
+            if len(single) + len(words) + ends < self._vocab_size:
+                return  # as good as always, and a vocabulary is large
+            allowed, field = range(self._vocab_size), "stop_token_ids"
+        left = set(allowed) - single
+        if _dead_end(left, words):
+            if params.allowed_token_ids is None:
+                raise InvalidRequest("bad_words", params.bad_words, "words that leave a token")
+            raise InvalidRequest(field, allowed, "not all banned by bad_words")
+        if params.min_tokens and _dead_end(left - self._eos - {*params.stop_token_ids}, words):
+            without = f"{field} and bad_words leave" if params.bad_words else f"{field} leaves"
+            raise InvalidRequest(
+                "min_tokens", params.min_tokens, f"0: {without} nothing but end tokens"
+            )
 
     def _pipe(self, params: SamplingParams) -> StopTextPipe | None:
         if not params.stop_strings or self._tokenizer is None:
@@ -153,3 +169,27 @@ class RequestFactory:
         for token in ids:
             if token >= self._vocab_size:
                 raise InvalidRequest(field, token, f"token ids in [0, {self._vocab_size})")
+
+
+def _dead_end(left: set[int], words: Sequence[tuple[int, ...]]) -> bool:
+    """Whether bad words can come to ban all of ``left`` at once.
+
+    After an answer that ends like the beginning of a word, the last token of that word is banned,
+    and that of each word whose beginning the answer ends like, too.
+    """
+    if left - {word[-1] for word in words}:
+        return False
+
+    def ends_with(ids: tuple[int, ...], end: tuple[int, ...]) -> bool:
+        return ids[max(len(ids) - len(end), 0) :] == end
+
+    def never(ids: tuple[int, ...]) -> bool:
+        starts = [ids[:length] for length in range(1, len(ids) + 1)]
+        banned = any(ends_with(start, word) for start in starts for word in words)
+        return banned or not left.issuperset(ids)
+
+    return any(
+        left <= {word[-1] for word in words if ends_with(beginning, word[:-1])}
+        for beginning in {(), *(word[:-1] for word in words)}
+        if not never(beginning)
+    )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiosched import Engine, SamplingParams, TokenStream
 from aiosched.device.sim import SimDevice
 from aiosched.model.inputs import StepInputs
-from aiosched.testing.hash_model import HashModel
+from aiosched.testing.hash_model import HashModel, oracle
 
 DEPTHS = (0, 1, 2)
 PAGE_SIZES = (1, 16)
@@ -58,10 +59,48 @@ class WatchedModel(HashModel):
         return [step.rows.tolist() for step in self.steps]
 
 
+class PieceTokenizer:
+    """A tokenizer of ``TokenizerLike`` that decodes each id to a piece of its own, "?" by default.
+
+    Attributes:
+        decoded: how many ids were given to ``decode``.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    special_ids: frozenset[int] = frozenset()
+    chat_template = None
+
+    def __init__(self, pieces: Mapping[int, str], vocab_size: int = 64) -> None:
+        self.vocab_size = vocab_size
+        self.decoded = 0
+        self._pieces = pieces
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = {piece: token for token, piece in self._pieces.items()}
+        return [ids[char] for char in text]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.decoded += len(ids)
+        return "".join(self._pieces.get(token, "?") for token in ids)
+
+    def render_chat(self, messages: Any, add_generation_prompt: bool = True) -> str:
+        return "".join(message["content"] for message in messages)
+
+
 def prompt(seed: int, length: int, vocab_size: int = 64) -> list[int]:
     """``length`` random token ids, the same for the same seed."""
     draw = random.Random(seed)
     return [draw.randrange(vocab_size) for _ in range(length)]
+
+
+def prompt_whose_answer_is_new_at(*places: int, length: int = 6) -> list[int]:
+    """A prompt to which each of these tokens of the oracle's answer occurs there first."""
+    for seed in itertools.count():
+        ids = prompt(seed, length)
+        answer = oracle(ids, max(places) + 1)
+        if all(answer[place] not in ids + answer[:place] for place in places):
+            return ids
+    raise AssertionError
 
 
 async def tokens_of(stream: TokenStream) -> list[int]:
@@ -75,13 +114,19 @@ async def turns(count: int = 40) -> None:
         await asyncio.sleep(0)
 
 
+async def until(condition: Callable[[], object], limit: int = 20_000) -> None:
+    """Let everybody else run until ``condition()`` holds, for a bounded number of turns."""
+    for turn in range(limit):
+        if condition():
+            return
+        await asyncio.sleep(0 if turn % 50 else 0.001)  # virtual time stands while anybody runs
+    raise AssertionError("what was waited for did not happen")
+
+
 async def settle(engine: Engine, limit: int = 20_000) -> None:
     """Until the scheduler sleeps: nothing is in flight, nobody runs and nobody waits."""
-    for _ in range(limit):
-        await asyncio.sleep(0)
-        if engine._runtime.inbox._sleeper is not None:
-            return
-    raise AssertionError("the scheduler did not come to rest")
+    await turns(1)
+    await until(lambda: engine._runtime.inbox._sleeper is not None, limit)
 
 
 def launches(device: SimDevice) -> list[int]:
@@ -90,7 +135,7 @@ def launches(device: SimDevice) -> list[int]:
 
 
 def before_plan(engine: Engine, arrivals: dict[int, Callable[[], object]]) -> None:
-    """Call ``arrivals[k]`` right before step ``k`` is planned; what it submits is planned with it."""
+    """Call ``arrivals[k]`` right before step ``k`` is planned, which includes what it submits."""
     runtime = engine._runtime
     plan = runtime._scheduler.plan
 

@@ -91,7 +91,7 @@ class KVMemory:
         self.table.num_shared[row] = len(shared)
         self.table.num_pages[row] = total
         self.table.kv_len[row] = self.table.kv_done[row] = len(shared) * self.page_size
-        if not request.output:
+        if not request.retractions:  # else it may have found what it computed itself
             request.cached_tokens = len(shared) * self.page_size
         return Admission.DONE
 

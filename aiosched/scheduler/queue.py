@@ -36,9 +36,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands; its heap entry goes when it comes up."""
         self._waiting.discard(request)
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._waiting):
-            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
-            heapq.heapify(self._heap)
+        self._tidy()
 
     def pop(self) -> Request | None:
         """Take out the first, if there is one."""
@@ -46,5 +44,12 @@ class WaitingQueue:
             _, request = heapq.heappop(self._heap)
             if request in self._waiting:
                 self._waiting.remove(request)
+                self._tidy()
                 return request
         return None
+
+    def _tidy(self) -> None:
+        """Forget those who left once they are the majority, so that they pay for the sweep."""
+        if len(self._heap) > 2 * len(self._waiting):
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            heapq.heapify(self._heap)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from aiosched.model.inputs import Int32Array
+from aiosched.model.inputs import Int32Array, IntArray
 from aiosched.params import SamplingParams
 from aiosched.request import FinishReason, Logprob
 
@@ -41,16 +41,26 @@ class TextPipe(Protocol):
         """The text that may be shown now, and whether a stop string is complete."""
 
     def flush(self) -> str:
-        """The text that was held back, once the answer has ended otherwise."""
+        """The text that was held back, once the answer has ended otherwise. The same each time."""
 
 
 class Reader:
-    """The mailbox slot of a stream: at most one reader waits on a bare future."""
+    """The mailbox slot of a stream: at most one reader waits on a bare future.
 
-    __slots__ = ("waiter",)
+    Attributes:
+        whole: the one who waits wants the whole answer: single tokens do not wake it.
+    """
+
+    __slots__ = ("waiter", "whole")
 
     def __init__(self) -> None:
         self.waiter: asyncio.Future[None] | None = None
+        self.whole = False
+
+    def token(self) -> None:
+        """There are tokens to read. On the event loop."""
+        if not self.whole:
+            self.notify()
 
     def notify(self) -> None:
         """Wake the reader, if one waits. On the event loop."""
@@ -87,6 +97,7 @@ class Request:
 
     __slots__ = (
         "__weakref__",
+        "allowed",
         "arrival",
         "bad_words",
         "bias_ids",
@@ -142,6 +153,7 @@ class Request:
         text_pipe: TextPipe | None = None,
         bias: tuple[Sequence[int], Sequence[float]] = ((), ()),
         bad_words: tuple[tuple[int, ...], ...] = (),
+        allowed: IntArray | None = None,
     ) -> None:
         self.id = request_id
         self.prompt = prompt
@@ -161,6 +173,7 @@ class Request:
         self.bias_ids = tuple(bias[0])
         self.bias_values = tuple(bias[1])
         self.bad_words = bad_words
+        self.allowed = allowed
         self.output: list[int] = []
         self.read = 0
         self.text_pipe = text_pipe

@@ -95,7 +95,7 @@ class ResultProcessor:
         for request, token in zip(requests, tokens, strict=True):
             output = request.output
             output.append(token)
-            request.reader.notify()
+            request.reader.token()
             if len(output) - request.read >= request.unread_limit:
                 self._state.pause(request)
 
@@ -132,9 +132,10 @@ class ResultProcessor:
         if reason is not None:
             self._state.finish(request, reason)
             return
-        if count == 1 or count - request.read >= request.interval:
-            request.reader.notify()
-        if count - request.read >= request.unread_limit:
+        unread = count - request.read
+        if count == 1 or unread >= min(request.interval, request.unread_limit):
+            request.reader.token()
+        if unread >= request.unread_limit:
             self._state.pause(request)
 
 

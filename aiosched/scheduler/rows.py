@@ -96,7 +96,7 @@ class RowTable:
         self.special[row] = bool(
             request.tracked
             or request.bias_ids
-            or params.allowed_token_ids is not None
+            or request.allowed is not None
             or params.min_tokens
             or params.logprobs is not None
         )
@@ -109,6 +109,8 @@ class RowTable:
         self.owner[row] = None
         self.generation[row] += 1
         self.kv_len[row] = self.kv_done[row] = 0
+        self.page_table[row, : self.num_pages[row]] = 0  # what lies behind a table is padding
+        self.num_pages[row] = self.num_shared[row] = 0
         fence = int(self.last_step[row])
         if fence <= self._completed:
             self._free.append(row)

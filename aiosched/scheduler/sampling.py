@@ -95,8 +95,8 @@ class _Special:
                 if position < params.min_tokens:
                     ends = {*eos_token_ids, *request.stop_ids}
                     self._bias(index, sorted(ends), [-np.inf] * len(ends))
-            if params.allowed_token_ids is not None:
-                self.allowed.append((index, np.array(params.allowed_token_ids, dtype=np.int64)))
+            if request.allowed is not None:
+                self.allowed.append((index, request.allowed))
             if request.bad_words:
                 self.bad_words.append((index, request.bad_words))
             if params.logprobs is not None:

@@ -42,8 +42,8 @@ class RunningSet:
         self._turn = 0
 
     def add(self, request: Request) -> None:
-        """A request begins to decode, or resumes."""
-        if self._stale:  # it may still be listed from before it was paused
+        """A request is about to decode, for the first time or again; its state is set after."""
+        if self._stale:  # it may still be listed from before it was paused or retracted
             self.refresh()
         self._added.append(request)
 
@@ -57,6 +57,7 @@ class RunningSet:
             everybody = [*self.requests, *self._added]
             self.requests = tuple(r for r in everybody if r.state is State.DECODE)
             self.rows = np.array([r.row for r in self.requests], dtype=np.int64)
+            self.rows.flags.writeable = False  # steps in flight share it
             self._added.clear()
             self._stale = False
 
@@ -88,6 +89,7 @@ class SchedulerState:
         self.memory = memory
         self.waiting = WaitingQueue()
         self.prefilling: list[Request] = []
+        self._prefill_growth = 0  # tokens that those may generate: counted, not summed each time
         self.running = RunningSet()
         self.paused: set[Request] = set()
         self.parked: set[Request] = set()
@@ -117,17 +119,18 @@ class SchedulerState:
         """It was admitted: it has a row, and pages for all its tokens."""
         request.state = State.PREFILL
         self.prefilling.append(request)
+        self._prefill_growth += request.max_new
 
     def begin_decode(self, request: Request) -> None:
         """Its last chunk is launched."""
-        self.prefilling.remove(request)
-        request.state = State.DECODE
+        self._leave_prefill(request)
         self.running.add(request)
+        request.state = State.DECODE
 
     def retire(self, request: Request) -> None:
         """Its last step is launched: it takes no place in a batch any more."""
         if request.state is State.PREFILL:
-            self.prefilling.remove(request)
+            self._leave_prefill(request)
         else:
             self.running.left()
         request.state = State.RETIRING
@@ -144,8 +147,8 @@ class SchedulerState:
         """Its reader reads again."""
         if request.state is State.PAUSED:
             self.paused.remove(request)
-            request.state = State.DECODE
             self.running.add(request)
+            request.state = State.DECODE
         elif request.state is State.PARKED:
             self.parked.remove(request)
             self.waiting.push(request)
@@ -221,7 +224,7 @@ class SchedulerState:
         self.running.refresh()
         rows = self.running.rows
         growth = int((self.table.kv_limit[rows] - self.table.kv_len[rows]).sum())
-        growth += sum(r.max_new for r in self.prefilling)
+        growth += self._prefill_growth
         return self.memory.pages_for(int(self.new_token_ratio * growth))
 
     def decay(self) -> None:
@@ -238,13 +241,17 @@ class SchedulerState:
         holders.sort(key=lambda r: (r.state is not State.PAUSED, r.priority, -r.key[1]))
         return holders
 
+    def _leave_prefill(self, request: Request) -> None:
+        self.prefilling.remove(request)
+        self._prefill_growth -= request.max_new
+
     def _leave(self, request: Request) -> None:
         """Take it off the list that its state names."""
         match request.state:
             case State.QUEUED:
                 self.waiting.remove(request)
             case State.PREFILL:
-                self.prefilling.remove(request)
+                self._leave_prefill(request)
             case State.DECODE:
                 request.state = State.FINISHED  # whatever comes next, it decodes no more
                 self.running.left()
@@ -258,5 +265,9 @@ class SchedulerState:
                 pass
 
     def _forget_deadlines(self) -> None:
-        while self._deadlines and self._deadlines[0][2].finished:
-            heapq.heappop(self._deadlines)
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].finished:
+            heapq.heappop(deadlines)
+        if len(deadlines) > 2 * len(self.live):  # the majority is behind somebody who lives long
+            self._deadlines = [entry for entry in deadlines if not entry[2].finished]
+            heapq.heapify(self._deadlines)

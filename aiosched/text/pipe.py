@@ -19,6 +19,7 @@ class StopTextPipe:
         self._matcher = StopMatcher(params.stop_strings, params.include_stop)
         self._unwatched = max(params.min_tokens - 1, 0)
         self._found = False
+        self._tail: str | None = None
 
     def push(self, token: int) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string is complete."""
@@ -30,9 +31,14 @@ class StopTextPipe:
         return shown, self._found
 
     def flush(self) -> str:
-        """What was held back when the answer ended otherwise. Nothing the second time."""
-        if self._found:
-            return ""
-        self._found = True
+        """What was held back when the answer ended otherwise; the same each time it is asked for.
+
+        A stream may be read to its end, and then awaited for the whole.
+        """
+        if self._tail is None:
+            self._tail = "" if self._found else self._rest()
+        return self._tail
+
+    def _rest(self) -> str:
         shown, found = self._matcher.push(self._detokenizer.flush())
         return shown if found else shown + self._matcher.flush()

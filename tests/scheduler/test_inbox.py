@@ -87,10 +87,12 @@ def test_an_abort_from_another_thread_wakes_the_loop(run):
         inbox = Inbox(asyncio.get_running_loop())
         sleeper = await asleep(inbox)
         gone = request()
-        thread = threading.Thread(target=inbox.abort, args=(gone,))
+        thread = threading.Timer(0.02, inbox.abort, args=(gone,))  # the loop is in its select
+        since = asyncio.get_running_loop().time()
         thread.start()
         await asyncio.wait_for(sleeper, 5)
         thread.join()
+        assert asyncio.get_running_loop().time() - since < 4  # woken, not found at the timeout
         assert list(inbox.aborts) == [gone]
 
     run(main())

@@ -65,14 +65,13 @@ def test_the_failure_is_told_once(watched, failures):
     watched(scenario)
 
 
-def test_the_oldest_step_counts_from_its_own_launch(watched, failures):
+def test_the_time_of_a_step_begins_with_the_answer_of_the_step_before(watched, failures):
     async def scenario(watchdog):
         watchdog.launched(1)
-        await asyncio.sleep(9)
         watchdog.launched(2)
-        await asyncio.sleep(0.9)
-        watchdog.landed()  # step 1, in time; step 2 is 0.9 s old
-        await asyncio.sleep(9)
+        await asyncio.sleep(9.9)
+        watchdog.landed()  # step 1, in time; step 2 has waited for it
+        await asyncio.sleep(9.9)
         assert not watchdog.stalled
         await asyncio.sleep(0.2)
         assert watchdog.stalled

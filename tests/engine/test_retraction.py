@@ -1,0 +1,379 @@
+"""Retraction: a request loses its KV to others, is read in again, and its reader sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from engines import (
+    WatchedModel,
+    assert_baseline,
+    before_plan,
+    greedy,
+    prompt,
+    settle,
+    small_engine,
+    tokens_of,
+    turns,
+)
+from kv_audit import Watch, audit, holders, state_of
+from sampling_reference import ByteTokenizer
+
+from aiosched import Engine, SamplingParams, Token
+from aiosched.device.sim import SimDevice
+from aiosched.scheduler.requests import Request, State
+from aiosched.testing.hash_model import HashModel, oracle
+
+VirtualRun = Callable[[Coroutine[Any, Any, Any]], Any]
+OVERLAPPED = (1, 2, 3)
+
+
+def slow_device() -> SimDevice:
+    return SimDevice(forward_time=0.01, copy_time=0.005)
+
+
+def only_request(engine: Engine) -> Request:
+    (request,) = state_of(engine).live
+    return request
+
+
+def retract(engine: Engine) -> None:
+    """Retract the one request, which has a step in flight."""
+    request, state = only_request(engine), state_of(engine)
+    assert state.table.last_step[request.row] > state.completed
+    state.retract(request)
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_streams_do_not_show_that_somebody_is_retracted_every_three_steps(
+    vrun: VirtualRun, page_size: int, depth: int
+) -> None:  # C50
+    async def main() -> None:
+        engine = small_engine(
+            None, slow_device(), page_size=page_size, overlap_depth=depth, prefill_chunk_tokens=24
+        )
+        async with engine:
+            Watch(engine).retract_every(3, most=40)
+            prompts = [prompt(i, 10 + 3 * i) for i in range(8)]
+            streams = [engine.generate(ids, greedy(40)) for ids in prompts]
+            got = await asyncio.gather(*(_events(stream) for stream in streams))
+            for ids, events in zip(prompts, got, strict=True):
+                assert [token.id for token in events] == oracle(ids, 40)
+                assert [token.index for token in events] == list(range(40))
+            assert engine.stats().retractions >= 15
+            await settle(engine)
+            assert_baseline(engine)
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_a_late_token_is_dropped_when_its_request_was_admitted_again(
+    vrun: VirtualRun, depth: int
+) -> None:  # C51
+    async def main() -> None:
+        device, ids = SimDevice(), prompt(1, 20)
+        device.hold(step=3, label="forward")
+        async with small_engine(None, device, overlap_depth=depth) as engine:
+            Watch(engine)
+            before_plan(engine, {4: lambda: retract(engine)})
+            reader = asyncio.ensure_future(tokens_of(engine.generate(ids, greedy(8))))
+            await device.reached(3)
+            await turns()
+            request = only_request(engine)
+            assert request.retractions == 1
+            assert request.state is State.DECODE  # its prefill is launched, behind the gate
+            assert len(request.output) == 3 - depth
+            device.release()
+            assert await reader == oracle(ids, 8)
+            await settle(engine)
+            assert_baseline(engine)
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_one_request_may_be_retracted_again_and_again(vrun: VirtualRun, depth: int) -> None:  # C51
+    async def main() -> None:
+        ids = prompt(1, 20)
+        async with small_engine(None, slow_device(), overlap_depth=depth) as engine:
+            Watch(engine)
+            before_plan(engine, {step: lambda: retract(engine) for step in (4, 5, 6)})
+            events = await _events(engine.generate(ids, greedy(8)))
+            assert [token.id for token in events] == oracle(ids, 8)
+            assert engine.stats().retractions == 3
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_a_result_applies_only_in_the_epoch_that_it_was_computed_in(
+    vrun: VirtualRun, depth: int
+) -> None:  # invariant 6
+    """Whatever a step computed for an earlier stay in a row changes nothing when it lands."""
+
+    async def main() -> None:
+        async with small_engine(None, slow_device(), overlap_depth=depth) as engine:
+            Watch(engine).retract_every(2, most=30)
+            core, state = engine._runtime._core, state_of(engine)
+            apply, late = core._results.process_batch_result, 0
+
+            def applied(batch: Any, result: Any) -> None:
+                nonlocal late
+                rows, generations = batch.rows_sampled, batch.generations_sampled
+                current = state.table.current(rows, generations)
+                before = [len(request.output) for request in batch.requests_sampled]
+                apply(batch, result)
+                grown = [
+                    len(request.output) - length
+                    for request, length in zip(batch.requests_sampled, before, strict=True)
+                ]
+                assert grown == current.astype(int).tolist()
+                late += int((~current).sum())
+
+            core._results.process_batch_result = applied
+            prompts = [prompt(i, 5 + 7 * i) for i in range(6)]
+            streams = [engine.generate(ids, greedy(16)) for ids in prompts]
+            got = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+            assert got == [oracle(ids, 16) for ids in prompts]
+            assert late >= 5
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_two_requests_that_each_need_the_whole_pool_both_end(
+    vrun: VirtualRun, depth: int
+) -> None:  # C52
+    async def steps(together: bool) -> int:
+        prompts = [prompt(i, 16) for i in range(2)]
+        engine = small_engine(None, slow_device(), kv_tokens=64, page_size=1, overlap_depth=depth)
+        async with engine:
+            Watch(engine)
+            if together:
+                await asyncio.gather(*(engine.complete(ids, greedy(49)) for ids in prompts))
+            else:
+                for ids in prompts:
+                    done = await engine.complete(ids, greedy(49))
+                    assert list(done.token_ids) == oracle(ids, 49)
+            return engine.stats().steps
+
+    alone = vrun(steps(together=False))
+    assert vrun(steps(together=True)) <= 3 * alone
+
+
+def test_overlap_does_not_make_retractions_frequent(vrun: VirtualRun) -> None:  # C52
+    async def retractions(depth: int) -> int:
+        engine = small_engine(
+            None,
+            slow_device(),
+            kv_tokens=192,
+            page_size=4,
+            overlap_depth=depth,
+            max_running_requests=16,
+        )
+        async with engine:
+            watch = Watch(engine, every=50)
+            prompts = [prompt(i, 1 + i % 11) for i in range(500)]
+            streams = [engine.generate(ids, greedy(2 + i % 23)) for i, ids in enumerate(prompts)]
+            got = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+            for i, tokens in enumerate(got[::50]):
+                assert tokens == oracle(prompts[50 * i], 2 + 50 * i % 23)
+            assert watch.barren <= 4 * (depth + 2)
+            return engine.stats().retractions
+
+    plain = vrun(retractions(0))
+    assert plain > 0
+    assert vrun(retractions(2)) <= 2 * plain
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_the_first_token_comes_once_if_its_step_was_in_flight_at_the_retraction(
+    vrun: VirtualRun, depth: int
+) -> None:  # C53
+    async def main() -> None:
+        ids = prompt(1, 40)
+        engine = small_engine(None, slow_device(), overlap_depth=depth, prefill_chunk_tokens=16)
+        async with engine:
+            Watch(engine)
+
+            def retract_unseen() -> None:
+                assert not only_request(engine).output
+                retract(engine)
+
+            before_plan(engine, {4: retract_unseen})
+            events = await _events(engine.generate(ids, greedy(4)))
+            assert [(t.index, t.id) for t in events] == list(enumerate(oracle(ids, 4)))
+            assert engine.stats().retractions == 1
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_whoever_sits_out_a_step_for_want_of_budget_is_not_retracted(
+    vrun: VirtualRun, depth: int
+) -> None:  # C54
+    async def main() -> None:
+        model, prompts = WatchedModel(), [prompt(i, 2) for i in range(8)]
+        engine = small_engine(
+            model,
+            slow_device(),
+            overlap_depth=depth,
+            max_batch_tokens=4,
+            max_unread_tokens=3,
+            page_size=1,
+        )
+        async with engine:
+            Watch(engine)
+            streams = [engine.generate(ids, greedy(20)) for ids in prompts]
+            # Those who wait for readers make place for others.
+            await until(lambda: engine.stats().paused == 8)
+            before = len(model.steps)
+            got = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+            assert got == [oracle(ids, 20) for ids in prompts]
+            assert engine.stats().retractions == 0
+        turns_taken = model.batches[before + depth : before + depth + 10]
+        assert all(len(rows) == 4 for rows in turns_taken)
+        for first, second in itertools.pairwise(turns_taken):
+            assert len({*first, *second}) == 8
+
+    vrun(main())
+
+
+BYTES = [*"é世👨".encode()]
+"""Bytes of three characters, of which an answer is made at random: few are complete."""
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_text_and_logprobs_are_those_of_a_run_without_retraction(
+    vrun: VirtualRun, depth: int
+) -> None:  # C55
+    tokenizer = ByteTokenizer([bytes([BYTES[i % len(BYTES)]]) for i in range(64)])
+    ids = next(
+        ids
+        for ids in (prompt(seed, 12) for seed in range(1000))
+        if tokenizer.decode(oracle(ids, 5)).endswith("\ufffd")
+        and not tokenizer.decode(oracle(ids, 6)).endswith("\ufffd")
+    )
+
+    async def run(retracted: bool) -> list[Token]:
+        model = HashModel()
+        model.tokenizer = tokenizer
+        async with small_engine(model, slow_device(), overlap_depth=depth) as engine:
+            Watch(engine)
+            if retracted:
+                step = 6 + depth  # five tokens are committed when this step is planned
+                before_plan(engine, {step: lambda: retract_after(engine, 5)})
+            return await _events(engine.generate(ids, greedy(12, logprobs=3)))
+
+    def retract_after(engine: Engine, tokens: int) -> None:
+        assert len(only_request(engine).output) == tokens
+        retract(engine)
+
+    plain, retracted = vrun(run(False)), vrun(run(True))
+    assert "".join(token.text for token in retracted) == tokenizer.decode(oracle(ids, 12))
+    assert retracted == plain  # ids, text, log-probabilities and alternatives
+    assert all(len(token.top_logprobs or ()) == 3 for token in retracted)
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_penalties_count_prompt_and_answer_after_a_retraction(
+    vrun: VirtualRun, depth: int
+) -> None:  # C56
+    ids = prompt(1, 12, vocab_size=16)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=24, repetition_penalty=1.2, frequency_penalty=0.4
+    )
+
+    async def run(*steps: int) -> list[int]:
+        model = HashModel(vocab_size=16)
+        async with small_engine(model, slow_device(), overlap_depth=depth) as engine:
+            Watch(engine)
+            before_plan(engine, {step: lambda: retract(engine) for step in steps})
+            got = await tokens_of(engine.generate(ids, params))
+            assert engine.stats().retractions == len(steps)
+            return got
+
+    plain = vrun(run())
+    assert plain != oracle(ids, 24, vocab_size=16)
+    assert vrun(run(4, 9, 10, 20)) == plain
+
+
+def test_the_victim_is_the_latest_of_the_lowest_priority(vrun: VirtualRun) -> None:  # C57
+    async def main() -> None:
+        engine = small_engine(
+            None, slow_device(), kv_tokens=40, page_size=1, overlap_depth=1, prefix_cache=False
+        )
+        async with engine:
+            Watch(engine)
+            state = state_of(engine)
+            state.new_token_ratio = 0.0  # nothing is kept for growth: retraction must happen
+            prompts, priorities = [prompt(i, 8) for i in range(3)], (0, 0, 5)
+            readers = []
+            for ids, priority in zip(prompts, priorities, strict=True):
+                stream = engine.generate(ids, greedy(20), priority=priority)
+                readers.append(asyncio.ensure_future(tokens_of(stream)))
+                await asyncio.sleep(0)
+            requests = sorted(state_after_intake(engine), key=lambda r: r.key[1])
+            await until(lambda: state.retractions > 0)
+            assert [r.retractions for r in requests] == [0, 1, 0]
+            # It stands before a new one of its priority.
+            newcomer = asyncio.ensure_future(tokens_of(engine.generate([1, 2], greedy(2))))
+            await turns()
+            assert list(state.waiting) != []
+            first = state.waiting.pop()
+            assert first is requests[1]
+            state.waiting.push(first)
+            assert await asyncio.gather(*readers) == [oracle(ids, 20) for ids in prompts]
+            assert await newcomer == oracle([1, 2], 2)
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("depth", OVERLAPPED)
+def test_an_abort_ends_one_that_waits_after_a_retraction(
+    vrun: VirtualRun, depth: int
+) -> None:  # C57
+    async def main() -> None:
+        ids, model = prompt(1, 20), WatchedModel()
+        async with small_engine(model, slow_device(), overlap_depth=depth) as engine:
+            Watch(engine)
+            stream = engine.generate(ids, greedy(20), request_id="job")
+
+            def retract_and_abort() -> None:
+                request = only_request(engine)
+                retract(engine)
+                assert request.state is State.QUEUED
+                assert not holders(state_of(engine))
+                assert engine.abort("job")
+
+            before_plan(engine, {5: retract_and_abort})
+            got = [token async for token in stream]
+            assert got[-1].finish_reason == "abort"
+            await settle(engine)
+            assert len(model.steps) == 4
+            audit(state_of(engine))
+            assert_baseline(engine)
+
+    vrun(main())
+
+
+def state_after_intake(engine: Engine) -> set[Request]:
+    engine._runtime.intake()
+    return set(state_of(engine).live)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came")
+
+
+async def _events(stream: Any) -> list[Token]:
+    return [token async for token in stream]
