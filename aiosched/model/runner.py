@@ -114,10 +114,12 @@ class ModelRunner:
         self._relay = relay
         self._sampler = Sampler(model.vocab_size, max_rows, device.torch_device)
         self._transfers = transfers_of(device)
+        # Asked once: isinstance of a protocol looks at every member each time.
+        self._planned = model if isinstance(model, PlannedModel) else None
         self._graphs: DecodeGraphs | None = None
-        if cuda_graphs and device.kind == "cuda" and isinstance(model, PlannedModel):
+        if cuda_graphs and device.kind == "cuda" and self._planned is not None:
             self._graphs = DecodeGraphs(
-                model,
+                self._planned,
                 self.kv,
                 max_batch=min(max_rows, MAX_GRAPH_BATCH),
                 max_pages=-(-model.max_model_len // page_size),
@@ -239,8 +241,8 @@ class ModelRunner:
             if self._graphs is not None and self._graphs.fits(inputs.host):
                 memory.logits = self._graphs.forward(inputs)
             else:
-                if isinstance(self.model, PlannedModel):
-                    self.model.plan(inputs, self.kv)
+                if self._planned is not None:
+                    self._planned.plan(inputs, self.kv)
                 memory.logits = self.model.forward(inputs, self.kv)
         if sample:
             self._sample(memory)

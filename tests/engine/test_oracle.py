@@ -25,7 +25,7 @@ def serve_and_check(scenario: Scenario) -> None:
 
 @given(scenarios())
 @settings(
-    max_examples=150,
+    max_examples=60,
     derandomize=True,
     database=None,
     deadline=None,
