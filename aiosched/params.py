@@ -26,7 +26,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         top_k: keep this many most likely tokens; 0 or -1 keeps all.
         min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
         repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens that
-            stand in the prompt or the answer; 1 is off (CTRL, arXiv 1909.05858).
+            stand in the prompt or the answer; 1 is off, in [0.01, 100] (CTRL, arXiv 1909.05858).
         presence_penalty, frequency_penalty: subtracted once, or per occurrence, from tokens that
             stand in the answer, in [-2, 2].
         logit_bias: token id → value added to its logit, in [-100, 100].
@@ -74,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._number("top_p", 0.0, 1.0, open_low=True)
         self._integer("top_k", -1, 2**31 - 1)
         self._number("min_p", 0.0, 1.0)
-        self._number("repetition_penalty", 0.0, 100.0, open_low=True)
+        self._number("repetition_penalty", 0.01, 100.0)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
         self._integer("seed", 0, MAX_SEED, optional=True)

@@ -158,7 +158,7 @@ class RequestFactory:
     def _spellings(self, word: str) -> Iterable[tuple[int, ...]]:
         """A word at the start of a text and within one, where its tokens usually differ."""
         assert self._tokenizer is not None
-        for spelling in (word, " " + word):
+        for spelling in (word, " " + word.lstrip()):
             ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
             if not 1 <= len(ids) <= MAX_WORD_TOKENS:
                 bound = f"words of at most {MAX_WORD_TOKENS} tokens"

@@ -21,7 +21,7 @@ FIELDS = {
     "top_p": ([1e-9, 0.5, 1, 1.0], [0, 0.0, -0.1, 1.01, *NOT_NUMBERS]),
     "top_k": ([-1, 0, 1, 2**31 - 1], [-2, 2**31, None, *NOT_INTEGERS]),
     "min_p": ([0, 0.0, 1.0], [-0.1, 1.01, *NOT_NUMBERS]),
-    "repetition_penalty": ([1e-9, 1, 100.0], [0, 0.0, -1, 100.5, *NOT_NUMBERS]),
+    "repetition_penalty": ([0.01, 1, 100.0], [0, 0.009, -1, 100.5, *NOT_NUMBERS]),
     "presence_penalty": ([-2, -2.0, 0, 2.0], [-2.1, 2.1, *NOT_NUMBERS]),
     "frequency_penalty": ([-2, -2.0, 0, 2.0], [-2.1, 2.1, *NOT_NUMBERS]),
     "logit_bias": (
