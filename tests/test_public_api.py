@@ -92,3 +92,11 @@ def test_the_package_is_marked_as_typed():
 def test_the_version_is_a_version():
     major, minor, patch = aiosched.__version__.split(".")
     assert (major + minor + patch).isdecimal()
+
+
+def test_the_testing_package_exports_its_tools():
+    import aiosched.testing
+
+    exported = set(aiosched.testing.__all__)
+    assert exported >= {"HashModel", "SimDevice", "VirtualClock", "oracle", "cancel_at"}
+    assert all(getattr(aiosched.testing, name).__doc__ for name in exported)
