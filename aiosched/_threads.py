@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,30 +17,41 @@ async def in_thread(fn: Callable[[], T], name: str) -> T:
     The loop's default executor would keep its threads until the loop is closed; an engine leaves
     none behind. If the caller is cancelled the thread finishes alone and its result is dropped.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = fn()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    thread = _DaemonThread(name)
+    # By way of the loop, and not past it: a loop in virtual time counts what runs in executors.
+    future = asyncio.get_running_loop().run_in_executor(thread, fn)
     try:
         return await future
     finally:
         if future.done() and not future.cancelled():
             thread.join()
+
+
+class _DaemonThread(Executor):
+    """An executor for one call. The interpreter does not wait for it when it exits."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # from here on a cancel does not reach it
+        self._thread = threading.Thread(
+            target=_work, args=(future, lambda: fn(*args, **kwargs)), name=self._name, daemon=True
+        )
+        self._thread.start()
+        return future
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def _work(future: Future[T], fn: Callable[[], T]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    finally:
+        del future  # an error's traceback names this frame, and so would hold its own future

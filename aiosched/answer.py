@@ -6,6 +6,8 @@ aborts its request: so the engine, its tasks and its requests know the answer al
 
 from __future__ import annotations
 
+import asyncio
+
 from aiosched.request import FinishReason
 from aiosched.scheduler.inbox import Inbox
 from aiosched.scheduler.requests import Reader, Request
@@ -16,34 +18,44 @@ class Answer:
 
     Attributes:
         requests: empty until the prompt is tokenized.
+        encoding: the task that tokenizes a large prompt.
         error: why the answer failed before there were requests, or with the engine.
         aborted: its reader wants no more of it.
+        cut: the engine ended it before there were requests.
     """
 
     __slots__ = (
         "__weakref__",
         "aborted",
+        "cut",
+        "encoding",
         "error",
         "id",
         "inbox",
+        "n",
         "reader",
         "requests",
         "unbounded",
+        "unread_limit",
     )
 
-    def __init__(self, request_id: str, inbox: Inbox) -> None:
+    def __init__(self, request_id: str, inbox: Inbox, n: int, unread_limit: int) -> None:
         self.id = request_id
         self.inbox = inbox
+        self.n = n
+        self.unread_limit = unread_limit
         self.reader = Reader()
         self.requests: tuple[Request, ...] = ()
+        self.encoding: asyncio.Task[None] | None = None
         self.error: Exception | None = None
         self.aborted = False
+        self.cut = False
         self.unbounded = False
 
     @property
     def finished(self) -> bool:
         """Whether nothing more is generated for it."""
-        if self.error is not None:
+        if self.error is not None or self.cut:
             return True
         return bool(self.requests) and all(r.finish_reason is not None for r in self.requests)
 
@@ -54,11 +66,30 @@ class Answer:
             return self.requests[0].finish_reason
         if self.error is not None:
             return FinishReason.ERROR
-        return FinishReason.ABORT if self.aborted else None
+        return FinishReason.ABORT if self.aborted or self.cut else None
+
+    def begin(self, requests: tuple[Request, ...]) -> None:
+        """The prompt is tokenized. On the event loop."""
+        self.requests = requests
+        for request in requests:
+            self.inbox.submit(request)
+        if self.aborted:  # by another thread, which may have seen no requests yet
+            for request in requests:
+                self.inbox.abort(request)
 
     def fail(self, error: Exception) -> None:
         """It ends before it began: there are no requests yet."""
         self.error = error
+        self.reader.notify()
+
+    def cut_off(self) -> None:
+        """The engine ends it, its reader is told. On the event loop."""
+        if self.requests:
+            for request in self.requests:
+                self.inbox.abort(request)
+            return
+        self.cut = True
+        self._stop_encoding()
         self.reader.notify()
 
     def abort(self) -> None:
@@ -70,6 +101,7 @@ class Answer:
             return
         for request in self.requests:
             self.inbox.abort(request)
+        self.inbox.tell(self._stop_encoding)
         self.inbox.tell(self.reader.notify)
 
     def read_without_limit(self) -> None:
@@ -79,3 +111,13 @@ class Answer:
             request.unread_limit = 2**62
             if request.held_by_reader:
                 self.inbox.resume(request)
+
+    def read_with_limit(self) -> None:
+        """The whole is not wanted any more: a reader that is slow pauses it again."""
+        self.unbounded = False
+        for request in self.requests:
+            request.unread_limit = self.unread_limit
+
+    def _stop_encoding(self) -> None:
+        if self.encoding is not None:
+            self.encoding.cancel()

@@ -29,7 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
             the normal loop, 1 the overlap loop, 2 and more run ahead; at most 8.
         max_model_len: longest sequence (prompt and answer) in tokens; ``None``: the model's.
-        kv_tokens: tokens that the KV cache holds; ``None``: by memory.
+        kv_tokens: tokens that the KV cache holds; ``None``: what all running requests can use, but
+            no more than memory allows. On the CPU that is a quarter of what is available, at most
+            2 GiB; on CUDA 85 % of what the model and a reserve of 1.5 GiB leave.
         page_size: tokens in a KV page.
         prefix_cache: keep the KV of ended requests for prompts that begin alike.
         prefill_chunk_tokens: prompt tokens computed in one step, over all requests.
@@ -121,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidConfig(name, text, f"one of {', '.join(sorted(hints))} in upper case")
             try:
                 values[field] = msgspec.convert(text, hints[field], strict=False)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeError) as error:  # bytes that are no text
                 raise InvalidConfig(name, text, f"readable as {field}: {error}") from None
         return cls(**(values | overrides))
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from aiosched._threads import in_thread
 from aiosched.answer import Answer
+from aiosched.arguments import checked_config
 from aiosched.config import EngineConfig
 from aiosched.device.stream import Device
 from aiosched.errors import (
@@ -21,6 +21,7 @@ from aiosched.errors import (
     EngineFailed,
     InvalidRequest,
     QueueFull,
+    RequestFailed,
     WrongEventLoop,
     twin,
 )
@@ -69,11 +70,7 @@ class Engine:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(model, str):
-            settings["model"] = model
-        if isinstance(device, str):
-            settings["device"] = device
-        self.config = _configured(config, settings)
+        self.config = checked_config(model, config, device, settings)
         self._given_model = None if isinstance(model, str) else model
         self._given_device = None if isinstance(device, str) else device
         self._progress = progress
@@ -91,7 +88,7 @@ class Engine:
         Raises:
             ModelLoadError: the model cannot be had.
             InvalidConfig: the settings do not fit the model or the machine.
-            EngineClosed: the engine was opened before.
+            EngineClosed: the engine was opened before, or closed while it opened.
         """
         if self._status is not Status.NEW or self._loop is not None:
             raise EngineClosed("an engine is opened once; make a new one")
@@ -104,10 +101,13 @@ class Engine:
 
         # With both given there is nothing to wait for; in virtual time no thread could be seen.
         given = model is not None and device is not None
-        self._runtime = runtime = load() if given else await in_thread(load, "aiosched-load")
+        runtime = load() if given else await in_thread(load, "aiosched-load")
+        self._refuse_if_closed()
+        runtime.start(loop, self._fail)
+        self._runtime = runtime
         try:
-            runtime.start(loop, self._fail)
             await runtime.warm_up()
+            self._refuse_if_closed()
         except BaseException:
             await runtime.close(_CLOSE_PATIENCE)
             raise
@@ -153,25 +153,26 @@ class Engine:
         params = _DEFAULTS if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", params, "SamplingParams or None")
-        runtime.factory.check(params, priority, deadline)
-        encoded = runtime.prompts.encode(prompt)
+        banned = runtime.factory.check(params, priority, deadline)
+        request_id = self._free_id(request_id)
         self._admit(runtime, params.n)
-        answer = Answer(self._free_id(request_id), runtime.inbox)
+        encoded = runtime.prompts.encode(prompt)
+        answer = Answer(request_id, runtime.inbox, params.n, self.config.max_unread_tokens)
         now = runtime.loop.time()
         deadline_at = None if deadline is None else now + deadline
 
         def submit(ids: Int32Array) -> None:
-            answer.requests = runtime.factory.make(
-                answer, ids, params, priority=priority, now=now, deadline_at=deadline_at
+            requests = runtime.factory.make(
+                answer, ids, params, banned, priority=priority, now=now, deadline_at=deadline_at
             )
-            for request in answer.requests:
-                runtime.inbox.submit(request)
+            answer.begin(requests)
 
         if isinstance(encoded, LargeText):
             coro = self._encode(runtime, answer, encoded, submit)
             task = runtime.loop.create_task(coro, name=f"aiosched-encode-{answer.id}")
             self._encoding[task] = answer
-            task.add_done_callback(self._encoding.pop)
+            answer.encoding = task
+            task.add_done_callback(self._encoded)
         else:
             submit(encoded)
         self._answers[answer.id] = answer
@@ -205,12 +206,8 @@ class Engine:
         answer = self._answers.get(request_id)
         if answer is None or answer.finished or answer.aborted:
             return False
-        if answer.requests:
-            for request in answer.requests:
-                runtime.inbox.abort(request)
-            runtime.intake()
-        else:
-            answer.abort()
+        answer.cut_off()
+        runtime.intake()
         return True
 
     @property
@@ -251,25 +248,36 @@ class Engine:
                 await runtime.empty()
         except TimeoutError:
             for answer in self._encoding.values():
-                answer.abort()
+                answer.cut_off()
             runtime.abort_all()
 
     async def close(self) -> None:
         """End every stream with ``EngineClosed``, wait for the steps in flight, join all threads.
 
-        Idempotent. Bounded in time, even if the device never answers.
+        Idempotent. Bounded in time, even if the device never answers. A close that is cancelled
+        still joins the threads.
         """
         if self._loop is not None and asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop("an engine is closed on the event loop that opened it")
-        if self._status is Status.CLOSED:
+        if self._status is not Status.CLOSED:
+            self._status = Status.CLOSED
+            self._end_all(EngineClosed("the engine was closed"))
+            if self._task is not None:
+                self._task.cancel()
+        # A second call takes these steps too: the first may be under way, or was cancelled.
+        try:
+            if self._task is not None:
+                await asyncio.wait({self._task})
+        finally:
+            if self._runtime is not None:
+                await self._runtime.close(_CLOSE_PATIENCE)
+
+    def __del__(self) -> None:
+        runtime = getattr(self, "_runtime", None)
+        if runtime is None or self._status is Status.CLOSED:
             return
-        self._status = Status.CLOSED
-        self._end_all(EngineClosed("the engine was closed"))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        if self._runtime is not None:
-            await self._runtime.close(_CLOSE_PATIENCE)
+        warnings.warn(f"unclosed engine {self!r}", ResourceWarning, source=self, stacklevel=2)
+        runtime.abandon()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -286,6 +294,10 @@ class Engine:
         """The scheduler's task: a loop for as long as the engine lives."""
         try:
             await runtime.run()
+        except asyncio.CancelledError:
+            # By close() or _fail(), or by a program that cancels whatever tasks it finds.
+            self._fail(EngineFailed("the scheduler's task was cancelled"))
+            raise
         except Exception as error:
             self._fail(error)
 
@@ -299,11 +311,17 @@ class Engine:
         """Tokenize a large text in a thread, then submit it, if it is still wanted."""
         try:
             ids = await runtime.prompts.encode_large(text)
-        except AioschedError as error:
-            answer.fail(error)
-        else:
             if not answer.aborted and not answer.finished:
                 submit(ids)
+        except AioschedError as error:
+            answer.fail(error)
+        except Exception as error:  # of a plugged tokenizer
+            failed = RequestFailed(f"request {answer.id!r}: its prompt cannot be tokenized")
+            failed.__cause__ = error
+            answer.fail(failed)
+
+    def _encoded(self, task: asyncio.Task[None]) -> None:
+        self._encoding.pop(task).encoding = None
 
     def _fail(self, error: BaseException) -> None:
         """The engine is dead: everybody gets to know why."""
@@ -355,15 +373,28 @@ class Engine:
             case _:
                 raise EngineClosed("the engine is not open")
 
+    def _refuse_if_closed(self) -> None:
+        """Raise ``EngineClosed`` if somebody closed the engine while it was being opened."""
+        if self._status is Status.CLOSED:
+            raise EngineClosed("the engine was closed while it was being opened")
+
     def _admit(self, runtime: Runtime, count: int) -> None:
         """Raise ``QueueFull`` unless ``count`` more requests may wait."""
         limit = self.config.max_queued_requests
-        if runtime.waiting + len(self._encoding) + count <= limit + runtime.idle_places:
+        most = limit + runtime.limits.max_running
+        if count > most:
+            raise InvalidRequest("n", count, f"at most {most}: places in the batch and the queue")
+        if self._waiting(runtime) + count <= limit + runtime.idle_places:
             return
         runtime.intake()  # some of those may have been aborted
-        waiting = runtime.waiting + len(self._encoding)
+        waiting = self._waiting(runtime)
         if waiting + count > limit + runtime.idle_places:
             raise QueueFull(waiting, limit)
+
+    def _waiting(self, runtime: Runtime) -> int:
+        """Requests that wait, those included whose prompts are still tokenized."""
+        encoding = (answer for answer in self._encoding.values() if not answer.aborted)
+        return runtime.waiting + sum(answer.n for answer in encoding)
 
     def _free_id(self, request_id: str | None) -> str:
         if request_id is None:
@@ -374,11 +405,3 @@ class Engine:
         if known is not None and not known.finished and not known.aborted:
             raise InvalidRequest("request_id", request_id, "not in use by another request")
         return request_id
-
-
-def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-    if config is None:
-        return EngineConfig(**settings)
-    if not settings:
-        return config
-    return msgspec.structs.replace(config, **settings)

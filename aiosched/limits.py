@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from aiosched.config import EngineConfig
 from aiosched.errors import InvalidConfig
+from aiosched.host_memory import available_bytes
 from aiosched.model.inputs import Model
 from aiosched.scheduler.scheduler import Limits
 
 CPU_KV_BYTES = 2 * 2**30
-"""KV memory that an engine takes on the CPU if it is not told."""
+CPU_KV_SHARE = 0.25
+"""KV memory that an engine takes on the CPU if it is not told: this share of what is available
+once the model is loaded, and at most so many bytes."""
 
 CUDA_KV_SHARE = 0.85
-"""Share of the GPU memory left by the weights that the KV cache takes if it is not told."""
+CUDA_RESERVE = 3 * 2**29
+"""KV memory that it takes of a GPU: this share of what the weights and the reserve leave.
+
+The reserve, 1.5 GiB, does not grow with the GPU. It is for a vocabulary of 150,000 and 256 running
+requests: logits of every captured batch size (4,231 rows of two bytes per id: 1.2 GiB), and the
+workspaces of FlashInfer (0.3 GiB). The share leaves the rest: activations of a prefill step, what
+the sampler sorts (about 16 bytes for each logit: 0.6 GiB), and torch's fragmentation. Of a GPU with
+less than twice the reserve to spare, half counts as left.
+"""
 
 
 def resolve_limits(config: EngineConfig, model: Model, free_device_bytes: int | None) -> Limits:
@@ -32,9 +43,10 @@ def resolve_limits(config: EngineConfig, model: Model, free_device_bytes: int | 
         max_model_len = config.max_model_len
     kv_tokens = config.kv_tokens
     if kv_tokens is None:
-        memory = CPU_KV_BYTES
-        if free_device_bytes is not None:
-            memory = int(free_device_bytes * CUDA_KV_SHARE)
+        if free_device_bytes is None:
+            memory = cpu_kv_bytes(available_bytes())
+        else:
+            memory = cuda_kv_bytes(free_device_bytes)
         by_memory = memory // max(model.kv_bytes_per_token(), 1)
         kv_tokens = min(by_memory, config.max_running_requests * max_model_len)
     num_pages = kv_tokens // config.page_size
@@ -54,3 +66,13 @@ def resolve_limits(config: EngineConfig, model: Model, free_device_bytes: int | 
         prefix_cache=config.prefix_cache,
         check=config.debug,
     )
+
+
+def cpu_kv_bytes(available: int | None) -> int:
+    """KV memory on a machine with so many bytes available, ``None``: nobody knows."""
+    return CPU_KV_BYTES if available is None else min(CPU_KV_BYTES, int(available * CPU_KV_SHARE))
+
+
+def cuda_kv_bytes(free: int) -> int:
+    """KV memory on a GPU with so many bytes free after the model was loaded."""
+    return int(max(free - CUDA_RESERVE, free // 2) * CUDA_KV_SHARE)

@@ -11,6 +11,9 @@ from aiosched.errors import InvalidRequest
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORD_TOKENS = 16
 MAX_SEED = 2**63 - 1
 
 
@@ -41,7 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prompt_logprobs: the same for each prompt token after the first.
         n: number of answers, which share the prompt's KV pages.
         allowed_token_ids: only these may be generated.
-        bad_words: words (text, or token ids) that may not be generated.
+        bad_words: words that may not be generated, at most 1,024: text of at most 256 characters,
+            or token ids; at most 16 tokens each.
         stream_interval: wake the reader every this many tokens (the first comes at once).
         skip_special_tokens: leave special tokens out of the text.
     """
@@ -172,14 +176,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequest("logit_bias", value, "numbers in [-100, 100]")
 
     def _check_bad_words(self) -> None:
-        bound = "a list of words: text that is not empty, or a list of 1 to 16 token ids"
+        bound = (
+            f"a list of words: text of 1 to {MAX_BAD_WORD_CHARS} characters, "
+            f"or a list of 1 to {MAX_BAD_WORD_TOKENS} token ids"
+        )
         if isinstance(self.bad_words, str) or not isinstance(self.bad_words, (list, tuple)):
             raise InvalidRequest("bad_words", self.bad_words, bound)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            most = f"at most {MAX_BAD_WORDS} words"
+            raise InvalidRequest("bad_words", f"{len(self.bad_words)} words", most)
         for word in self.bad_words:
             if isinstance(word, str):
-                if not word:
+                if not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
                     raise InvalidRequest("bad_words", word, bound)
-            elif isinstance(word, (list, tuple)) and 1 <= len(word) <= 16:
+            elif isinstance(word, (list, tuple)) and 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
                 self._check_ids("bad_words", word)
             else:
                 raise InvalidRequest("bad_words", word, bound)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from aiosched._threads import in_thread
 from aiosched.config import EngineConfig
 from aiosched.device.stream import Device
 from aiosched.errors import AioschedError, DeviceStalled, InvalidConfig, twin
@@ -27,6 +29,8 @@ from aiosched.text.tokenizer import Tokenizer, TokenizerLike
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (stage, done, total) while a model is loaded, from the thread that loads it."""
 
+_LAST_CHANCE = 0.1  # seconds for a device that did not answer while it was waited for
+
 
 class Runtime:
     """Model, tokenizer, device and scheduler. ``load`` may take seconds and belongs in a thread;
@@ -38,12 +42,14 @@ class Runtime:
     def __init__(
         self,
         config: EngineConfig,
+        name: str,
         model: Model,
         device: Device,
         tokenizer: TokenizerLike | None,
         limits: Limits,
     ) -> None:
         self._config = config
+        self._name = name
         self.model = model
         self._device = device
         self.tokenizer = tokenizer
@@ -77,6 +83,9 @@ class Runtime:
             ModelLoadError, InvalidConfig: see ``Engine.open``.
         """
         kind = device_kind(config.device) if device is None else device.kind
+        if device is None:
+            device = _make_device(kind, config)  # before the model, which takes seconds to load
+        name = config.model if model is None else type(model).__name__
         if model is None:
             from aiosched.model.loader import load_model
 
@@ -87,18 +96,36 @@ class Runtime:
                 progress=progress,
                 cache_dir=config.cache_dir,
             )
-        device = _make_device(kind, config) if device is None else device
         limits = resolve_limits(config, model, _free_device_bytes(kind))
-        return cls(config, model, device, _tokenizer_of(model), limits)
+        tokenizer = _tokenizer_of(model)
+        if isinstance(tokenizer, Tokenizer):
+            tokenizer.warm_up()
+        return cls(config, name, model, device, tokenizer, limits)
 
     def start(
         self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[DeviceStalled], None]
     ) -> None:
-        """Bind to ``loop``: threads, buffers, scheduler."""
-        from aiosched.model.runner import ModelRunner
+        """Bind to ``loop``: threads, buffers, scheduler.
 
+        Raises:
+            InvalidConfig: there is not as much memory as the KV cache is to take.
+        """
         self.loop = loop
         self._device.open(loop)
+        try:
+            self._assemble(loop, on_failure)
+        except BaseException as error:
+            self._device.close(timeout=1.0)  # it has no work: this returns at once
+            if _lacks_memory(error):
+                tokens = self.limits.num_pages * self.limits.page_size
+                raise InvalidConfig("kv_tokens", tokens, f"what fits in memory: {error}") from error
+            raise
+
+    def _assemble(
+        self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[DeviceStalled], None]
+    ) -> None:
+        from aiosched.model.runner import ModelRunner
+
         self.inbox = Inbox(loop)
         rows = self.limits.rows
         future_map = FutureMap(rows, self._device.torch_device, debug=self._config.debug)
@@ -109,6 +136,7 @@ class Runtime:
             num_pages=self.limits.num_pages,
             page_size=self.limits.page_size,
             max_rows=rows,
+            max_running=self.limits.max_running,
         )
         self._scheduler = Scheduler(self.limits, self.inbox, self._eos_token_ids)
         self._state = self._scheduler.state
@@ -119,6 +147,7 @@ class Runtime:
             runner,
             future_map,
             self._watchdog,
+            self._device,
             vocab_size=self.model.vocab_size,
             depth=self.limits.depth,
             disable_consecutive_prefill_overlap=self._config.disable_consecutive_prefill_overlap,
@@ -126,9 +155,7 @@ class Runtime:
 
     async def warm_up(self) -> None:
         """Do now what would otherwise hold up the first requests."""
-        work = self._runner.warm_up()
-        if work is not None:
-            await work
+        await self._runner.warm_up()
 
     async def run(self) -> None:
         """The loop that the depth asks for. Returns only by an exception."""
@@ -152,7 +179,8 @@ class Runtime:
     @property
     def idle_places(self) -> int:
         """Requests that could run at once if there were any."""
-        return max(0, self.limits.max_running - self._state.active)
+        state = self._state
+        return max(0, self.limits.max_running - state.active - len(state.resuming))
 
     def make_detokenizer(self, skip_special_tokens: bool) -> IncrementalDetokenizer | None:
         """A detokenizer for one answer; ``None`` if the model has no tokenizer."""
@@ -164,7 +192,7 @@ class Runtime:
         state, meter, memory = self._state, self._core.meter, self._state.memory
         return EngineStats(
             running=state.active + len(state.retiring),
-            paused=len(state.paused) + len(state.parked),
+            paused=len(state.paused) + len(state.resuming) + len(state.parked),
             waiting=self.waiting,
             retractions=state.retractions,
             steps=meter.steps,
@@ -182,7 +210,7 @@ class Runtime:
     def describe(self) -> dict[str, Any]:
         """For the log."""
         return {
-            "model": self._config.model,
+            "model": self._name,
             "device": self._device.kind,
             "depth": self.limits.depth,
             "kv_tokens": self.limits.num_pages * self.limits.page_size,
@@ -209,20 +237,50 @@ class Runtime:
             self._state.finish(request, FinishReason.ERROR, twin(error))
 
     async def close(self, timeout: float) -> None:
-        """Wait for steps in flight, then join every thread."""
+        """Wait for steps in flight, then join every thread; neither for longer than ``timeout``."""
         self._watchdog.rest()
+        settled = False
         try:
-            await self._core.settle(timeout)
+            settled = await self._core.settle(timeout)
         finally:
             self._watchdog.rest()
-            self._device.close(timeout)
-            if self._owns_tokenizer and isinstance(self.tokenizer, Tokenizer):
-                self.tokenizer.close()
+            # Threads without work end at once. One that hangs is left behind: a device that did
+            # not answer in all that time will not in a little more, and this holds up the loop.
+            self._device.close(timeout if settled else _LAST_CHANCE)
+        if self._owns_tokenizer and isinstance(self.tokenizer, Tokenizer):
+            await self._close_tokenizer(self.tokenizer, timeout)
+
+    async def _close_tokenizer(self, tokenizer: Tokenizer, timeout: float) -> None:
+        if not tokenizer.busy:
+            tokenizer.close()  # at once
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await in_thread(tokenizer.close, "aiosched-close")
+
+    def abandon(self) -> None:
+        """Let the threads end, and wait for nothing: the engine was dropped without ``close``.
+
+        For a finalizer, which may run in any thread, and after the event loop was closed.
+        """
+        try:
+            self.loop.call_soon_threadsafe(self._device.close, 0.0)
+        except RuntimeError:  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # collected in the thread that is to be joined
+                self._device.close(0.0)
 
 
 def _within(token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     """Ids that there are: some configurations name end tokens past the model's vocabulary."""
     return tuple(token for token in token_ids if 0 <= token < vocab_size)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """torch says so by words: it has no error type of its own for the memory of the host."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("out of memory" in str(error) or "can't allocate memory" in str(error))
+    )
 
 
 def device_kind(name: str) -> str:
@@ -244,7 +302,10 @@ def _make_device(kind: str, config: EngineConfig) -> Device:
         raise InvalidConfig("device", kind, "cpu: torch finds no CUDA device")
     from aiosched.device.cuda import CudaDevice
 
-    return CudaDevice(index=int(kind.partition(":")[2] or 0))
+    index = int(kind.partition(":")[2] or 0)
+    if index >= (count := torch.cuda.device_count()):
+        raise InvalidConfig("device", kind, f"one of the {count} CUDA devices, from cuda:0")
+    return CudaDevice(index=index)
 
 
 def _free_device_bytes(kind: str) -> int | None:

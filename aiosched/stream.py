@@ -15,17 +15,15 @@ each moment whether somebody still wants it:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Generator
 from types import TracebackType
 from typing import Self
 
 from aiosched.answer import Answer
+from aiosched.choice_reader import ChoiceReader, MakeDetokenizer, frozen, whole_choice
 from aiosched.errors import AioschedError, WrongEventLoop
-from aiosched.request import Choice, Completion, FinishReason, Logprob, Token, Usage
-from aiosched.scheduler.requests import Request
-from aiosched.text.detokenizer import IncrementalDetokenizer
-
-MakeDetokenizer = Callable[[bool], IncrementalDetokenizer | None]
+from aiosched.request import Choice, Completion, FinishReason, Token, Usage
 
 
 class TokenStream:
@@ -51,9 +49,9 @@ class TokenStream:
         self._make_detokenizer = make_detokenizer
         self._reader_grace = reader_grace
         self._grace: asyncio.TimerHandle | None = None
-        self._texts: dict[int, _LazyText] = {}
-        self._ended: set[int] = set()  # choices whose last event was read
-        self._turn = 0
+        self._only: ChoiceReader | None = None  # the choice, if it is the only one
+        self._choices: deque[ChoiceReader] | None = None  # those that are still read
+        self._ended = False
 
     @property
     def request_id(self) -> str:
@@ -96,24 +94,37 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Token:
-        self._resume_reading()
-        while True:
-            answer = self._answer
-            if answer.aborted:
-                raise StopAsyncIteration
-            for request in self._in_turn():
-                token = self._next_of(request)
-                if token is not None:
-                    return token
+        if self._grace is not None:
+            self._resume_reading()
+        answer = self._answer
+        while not answer.aborted:
+            only = self._only
+            try:
+                token = self._take() if only is None else only.next()
+            except AioschedError:
+                answer.abort()  # the other choices
+                raise
+            if token is not None:
+                if only is not None and only.may_resume:
+                    answer.inbox.resume(only.request)
+                return token
             if answer.error is not None:
                 raise answer.error
-            if answer.requests and len(self._ended) == len(answer.requests):
-                raise StopAsyncIteration
+            if self._ended or (only is not None and only.ended):
+                break
+            # Waiting is written out here, and again in _wait_for_end: this is the path of each
+            # token of each stream, and a coroutine more would cost as much as the rest of it.
+            reader, waiter = answer.reader, self._begin_to_wait()
             try:
-                await self._wait()
+                await waiter
             except asyncio.CancelledError:
+                self._waiting_was_cancelled()
                 del self  # else the traceback, and with it a dead task, would hold the stream
                 raise
+            finally:
+                if reader.waiter is waiter:
+                    reader.waiter = None
+        raise StopAsyncIteration
 
     def __await__(self) -> Generator[object, None, Completion]:
         return self._completion().__await__()
@@ -122,8 +133,13 @@ class TokenStream:
         self._resume_reading()
         answer = self._answer
         answer.read_without_limit()
-        while not answer.finished and not answer.aborted:
-            await self._wait(whole=True)
+        try:
+            while not answer.finished and not answer.aborted:
+                await self._wait_for_end()
+        except asyncio.CancelledError:
+            answer.read_with_limit()
+            del self  # see __anext__
+            raise
         if answer.error is not None:
             raise answer.error
         for request in answer.requests:
@@ -137,93 +153,46 @@ class TokenStream:
         first = answer.requests[0]
         return Completion(
             request_id=answer.id,
-            choices=tuple(self._choice(request) for request in answer.requests),
+            choices=tuple(whole_choice(r, self._make_detokenizer) for r in answer.requests),
             usage=Usage(
                 prompt_tokens=len(first.prompt),
                 completion_tokens=sum(len(r.output) for r in answer.requests),
                 cached_tokens=first.cached_tokens,
             ),
-            prompt_logprobs=_frozen(first.prompt_logprobs),
+            prompt_logprobs=frozen(first.prompt_logprobs),
         )
 
-    def _choice(self, request: Request) -> Choice:
-        text = _LazyText(request, self._make_detokenizer)
-        return Choice(
-            index=request.choice,
-            text="".join(text.at(i) for i in range(len(request.output))) + text.tail(),
-            token_ids=tuple(request.output),
-            finish_reason=request.finish_reason or FinishReason.ABORT,
-            logprobs=_frozen(request.logprobs),
-        )
+    def _take(self) -> Token | None:
+        """The next event of some choice, each in its turn."""
+        choices = self._choices
+        if choices is None:
+            return self._begin()
+        for _ in range(len(choices)):
+            choice = choices[0]
+            token = choice.next()
+            choices.rotate(-1)
+            if choice.ended:
+                choices.remove(choice)
+                self._ended = not choices
+            if token is not None:
+                if choice.may_resume:
+                    self._answer.inbox.resume(choice.request)
+                return token
+        return None
 
-    def _in_turn(self) -> tuple[Request, ...]:
-        """The choices that are still read, beginning with another one each time."""
-        requests = self._answer.requests
-        if len(requests) <= 1:
-            return () if self._ended else requests
-        self._turn = (self._turn + 1) % len(requests)
-        order = requests[self._turn :] + requests[: self._turn]
-        return tuple(r for r in order if r.choice not in self._ended)
-
-    def _next_of(self, request: Request) -> Token | None:
-        """The next event of one choice, if there is one."""
-        index, output = request.read, request.output
-        reason = request.finish_reason
-        if reason is FinishReason.ABORT:
-            request.read = index = len(output)
-        if index < len(output):
-            request.read = index + 1
-            if request.held_by_reader and 2 * (len(output) - index - 1) <= request.unread_limit:
-                self._answer.inbox.resume(request)
-            return self._token(request, index)
-        if reason is None:
-            return None
-        self._ended.add(request.choice)
-        if request.error is not None:
-            self._answer.abort()
-            raise request.error
-        return Token(
-            id=None,
-            text=self._text(request).tail(),
-            index=index,
-            finish_reason=reason,
-            choice=request.choice,
-        )
-
-    def _token(self, request: Request, index: int) -> Token:
-        text = self._text(request)
-        shown = text.at(index)
-        reason = None
-        if index + 1 == len(request.output) and request.error is None:
-            reason = request.finish_reason
-            if reason is not None:
-                self._ended.add(request.choice)
-                shown += text.tail()
-        if request.logprobs is None and (index or request.prompt_logprobs is None):
-            return Token(
-                id=request.output[index],
-                text=shown,
-                index=index,
-                finish_reason=reason,
-                choice=request.choice,
-            )
-        entry = request.logprobs[index] if request.logprobs is not None else None
-        return Token(
-            id=request.output[index],
-            text=shown,
-            index=index,
-            logprob=None if entry is None else entry.logprob,
-            top_logprobs=None if entry is None else entry.top,
-            finish_reason=reason,
-            prompt_logprobs=_frozen(request.prompt_logprobs) if index == 0 else None,
-            choice=request.choice,
-        )
-
-    def _text(self, request: Request) -> _LazyText:
-        text = self._texts.get(request.choice)
-        if text is None:
-            text = self._texts[request.choice] = _LazyText(request, self._make_detokenizer)
-        return text
+    def _begin(self) -> Token | None:
+        """The first look at an answer: are there choices yet?"""
+        answer = self._answer
+        if answer.requests:
+            readers = [ChoiceReader(r, self._make_detokenizer) for r in answer.requests]
+            self._choices = deque(readers)
+            if len(readers) == 1:
+                self._only = readers[0]
+            return self._take()
+        if answer.cut and not self._ended:
+            self._ended = True
+            return Token(id=None, text="", index=0, finish_reason=FinishReason.ABORT)
+        return None
 
     def _resume_reading(self) -> None:
         if self._grace is not None:
@@ -236,67 +205,34 @@ class TokenStream:
         if grace is not None:
             self._answer.inbox.tell(grace.cancel)
 
-    async def _wait(self, *, whole: bool = False) -> None:
-        """Until something may be new (``whole``: until something has ended).
-
-        A cancelled wait arms the grace, and loses nothing.
-        """
-        loop, reader = self._loop, self._answer.reader
-        if asyncio.get_running_loop() is not loop:
+    def _begin_to_wait(self) -> asyncio.Future[None]:
+        """Be the reader that is woken when there is something new."""
+        reader = self._answer.reader
+        if asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop("a stream is read on the event loop that opened its engine")
         if reader.waiter is not None:
             raise AioschedError("another task is reading this stream")
-        waiter = reader.waiter = loop.create_future()
-        reader.whole = whole
+        reader.whole = False
+        reader.waiter = waiter = self._loop.create_future()
+        return waiter
+
+    def _waiting_was_cancelled(self) -> None:
+        """Nothing is lost; but if nobody comes back to read, the request ends.
+
+        The timer holds the answer, not the stream: dropping the stream still aborts at once.
+        """
+        self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
+
+    async def _wait_for_end(self) -> None:
+        """Until some choice has ended: single tokens wake nobody."""
+        reader, waiter = self._answer.reader, self._begin_to_wait()
+        reader.whole = True
         try:
             await waiter
         except asyncio.CancelledError:
-            # The timer holds the answer, not the stream: dropping the stream still aborts at once.
-            self._grace = loop.call_later(self._reader_grace, self._answer.abort)
+            self._waiting_was_cancelled()
             del self  # see __anext__
             raise
         finally:
             if reader.waiter is waiter:
                 reader.waiter = None
-
-
-class _LazyText:
-    """Text of one choice, made when it is read (with stop strings: when it was committed)."""
-
-    __slots__ = ("_detokenizer", "_flushed", "_request")
-
-    def __init__(self, request: Request, make_detokenizer: MakeDetokenizer) -> None:
-        self._request = request
-        self._flushed = False
-        self._detokenizer = (
-            make_detokenizer(request.params.skip_special_tokens) if request.texts is None else None
-        )
-
-    def at(self, index: int) -> str:
-        """Text of the token at ``index``; to be asked for each index once, in order."""
-        request = self._request
-        if request.texts is not None:
-            return request.texts[index]
-        if self._detokenizer is None:
-            return ""
-        if (
-            request.finish_reason is FinishReason.STOP
-            and index + 1 == len(request.output)
-            and request.stopped_by_token
-            and not request.params.include_stop
-        ):
-            return ""
-        return self._detokenizer.push(request.output[index])
-
-    def tail(self) -> str:
-        """What was held back, once the answer has ended. Nothing the second time."""
-        if self._flushed:
-            return ""
-        self._flushed = True
-        if self._request.text_pipe is not None:
-            return self._request.text_pipe.flush()
-        return self._detokenizer.flush() if self._detokenizer is not None else ""
-
-
-def _frozen(items: list[Logprob] | None) -> tuple[Logprob, ...] | None:
-    return None if items is None else tuple(items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,12 +13,17 @@ from aiosched.answer import Answer
 from aiosched.errors import InvalidRequest
 from aiosched.model.draws import derive_seed
 from aiosched.model.inputs import Int32Array
-from aiosched.params import SamplingParams
+from aiosched.params import MAX_BAD_WORD_TOKENS, SamplingParams
 from aiosched.scheduler.requests import Family, Request
 from aiosched.text.pipe import StopTextPipe
 from aiosched.text.tokenizer import TokenizerLike
 
-MAX_WORD_TOKENS = 16
+
+class Banned(NamedTuple):
+    """The bad words of a request: those of one token, and those of several, sorted."""
+
+    single: frozenset[int]
+    words: tuple[tuple[int, ...], ...]
 
 
 class RequestFactory:
@@ -44,8 +50,10 @@ class RequestFactory:
         self._serial = itertools.count()
         self._random = random.SystemRandom()
 
-    def check(self, params: SamplingParams, priority: int, deadline: float | None) -> None:
+    def check(self, params: SamplingParams, priority: int, deadline: float | None) -> Banned:
         """What depends on the model or the engine; the rest was checked by ``SamplingParams``.
+
+        Returns the bad words as tokens, for ``make``: they are spelled once.
 
         Raises:
             InvalidRequest: names the field, the value and the bound.
@@ -69,26 +77,31 @@ class RequestFactory:
                 raise InvalidRequest(
                     "bad_words", params.bad_words, "token ids: the model has no tokenizer"
                 )
-        self._check_choice_left(params)
+        banned = self._banned(params)
+        self._check_choice_left(params, banned)
+        return banned
 
     def make(
         self,
         answer: Answer,
         prompt: Int32Array,
         params: SamplingParams,
+        banned: Banned,
         *,
         priority: int,
         now: float,
         deadline_at: float | None,
     ) -> tuple[Request, ...]:
-        """The requests of ``answer``, one for each choice. ``now`` is the time of arrival."""
+        """The requests of ``answer``, one for each choice.
+
+        ``banned`` is what ``check`` returned for ``params``; ``now`` is the time of arrival.
+        """
         family = Family()
         room = self._max_model_len - len(prompt)
         max_new = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        banned, words = self._banned(params)
-        bias = dict.fromkeys(banned, float("-inf"))
+        bias = dict.fromkeys(banned.single, float("-inf"))
         for token, value in (params.logit_bias or {}).items():
             bias[token] = bias.get(token, 0.0) + value
         allowed = None
@@ -106,21 +119,20 @@ class RequestFactory:
                 family=family,
                 choice=choice,
                 priority=priority,
-                arrival=now,
                 key=(now - priority * self._aging, next(self._serial)),
                 deadline_at=deadline_at,
                 unread_limit=2**62 if answer.unbounded else self._max_unread,
                 text_pipe=self._pipe(params),
                 bias=(tuple(bias), tuple(bias.values())),
-                bad_words=words,
+                bad_words=banned.words,
                 allowed=allowed,
             )
             for choice in range(params.n)
         )
 
-    def _check_choice_left(self, params: SamplingParams) -> None:
+    def _check_choice_left(self, params: SamplingParams, banned: Banned) -> None:
         """Wherever an answer stands, some token must be left to choose."""
-        single, words = self._banned(params)
+        single, words = banned
         allowed, field = params.allowed_token_ids, "allowed_token_ids"
         if allowed is None:
             ends = len(params.stop_token_ids) + len(self._eos)
@@ -143,8 +155,7 @@ class RequestFactory:
             return None
         return StopTextPipe(self._tokenizer, params)
 
-    def _banned(self, params: SamplingParams) -> tuple[set[int], tuple[tuple[int, ...], ...]]:
-        """Banned words: those of one token, and those of several."""
+    def _banned(self, params: SamplingParams) -> Banned:
         words: set[tuple[int, ...]] = set()
         for word in params.bad_words:
             if isinstance(word, str):
@@ -152,16 +163,16 @@ class RequestFactory:
             else:
                 self._in_vocabulary("bad_words", word)
                 words.add(tuple(word))
-        single = {word[0] for word in words if len(word) == 1}
-        return single, tuple(sorted(word for word in words if len(word) > 1))
+        single = frozenset(word[0] for word in words if len(word) == 1)
+        return Banned(single, tuple(sorted(word for word in words if len(word) > 1)))
 
     def _spellings(self, word: str) -> Iterable[tuple[int, ...]]:
         """A word at the start of a text and within one, where its tokens usually differ."""
         assert self._tokenizer is not None
         for spelling in (word, " " + word.lstrip()):
             ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
-            if not 1 <= len(ids) <= MAX_WORD_TOKENS:
-                bound = f"words of at most {MAX_WORD_TOKENS} tokens"
+            if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
+                bound = f"words of at most {MAX_BAD_WORD_TOKENS} tokens"
                 raise InvalidRequest("bad_words", word, bound)
             yield ids
 
@@ -177,19 +188,26 @@ def _dead_end(left: set[int], words: Sequence[tuple[int, ...]]) -> bool:
     After an answer that ends like the beginning of a word, the last token of that word is banned,
     and that of each word whose beginning the answer ends like, too.
     """
-    if left - {word[-1] for word in words}:
+    if not left:
+        return True
+    last_tokens: dict[tuple[int, ...], set[int]] = {}  # beginning of a word → what is banned then
+    for word in words:
+        last_tokens.setdefault(word[:-1], set()).add(word[-1])
+    if not left.issubset(word[-1] for word in words):
         return False
 
-    def ends_with(ids: tuple[int, ...], end: tuple[int, ...]) -> bool:
-        return ids[max(len(ids) - len(end), 0) :] == end
+    def bans_all(answer: tuple[int, ...]) -> bool:
+        ends = [answer[start:] for start in range(len(answer))]
+        banned = [last_tokens[end] for end in ends if end in last_tokens]
+        return sum(map(len, banned)) >= len(left) and left <= set().union(*banned)
 
-    def never(ids: tuple[int, ...]) -> bool:
-        starts = [ids[:length] for length in range(1, len(ids) + 1)]
-        banned = any(ends_with(start, word) for start in starts for word in words)
-        return banned or not left.issuperset(ids)
+    whole = set(words)
+
+    def holds_a_word(answer: tuple[int, ...]) -> bool:
+        size = len(answer) + 1
+        return any(answer[i:j] in whole for i in range(size) for j in range(i + 2, size))
 
     return any(
-        left <= {word[-1] for word in words if ends_with(beginning, word[:-1])}
-        for beginning in {(), *(word[:-1] for word in words)}
-        if not never(beginning)
+        left.issuperset(answer) and bans_all(answer) and not holds_a_word(answer)
+        for answer in last_tokens
     )

@@ -21,6 +21,11 @@ def greedy(max_tokens: int | None = 8, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
 
 
+def slow_device() -> SimDevice:
+    """Steps take time, and their results more: with overlap there is always one in flight."""
+    return SimDevice(forward_time=0.01, copy_time=0.005)
+
+
 def small_engine(
     model: HashModel | None = None, device: SimDevice | None = None, **settings: Any
 ) -> Engine:

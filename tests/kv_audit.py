@@ -78,6 +78,7 @@ def _audit_places(state: SchedulerState) -> None:
         State.DECODE: list(state.running.requests),
         State.RETIRING: list(state.retiring),
         State.PAUSED: list(state.paused),
+        State.RESUMING: list(state.resuming),
         State.PARKED: list(state.parked),
     }
     seen = [r for requests in places.values() for r in requests]
@@ -118,10 +119,9 @@ class Watch:
         barren: the longest run of steps in which no request got a token or ended.
     """
 
-    def __init__(self, engine: Engine, every: int = 1) -> None:
+    def __init__(self, engine: Engine) -> None:
         assert engine._runtime is not None
         self._state, self._limits = state_of(engine), limits_of(engine)
-        self._every = every
         core = engine._runtime._core
         self._plan, core.plan = core.plan, self._watched_plan
         pool, table = self._state.memory.pool, self._state.table
@@ -149,8 +149,7 @@ class Watch:
             self.steps += 1
             self._page_used[batch.inputs.page_tables] = batch.step
             self._row_used[batch.inputs.rows] = batch.step
-        if self.steps % self._every == 0 or batch is None:
-            audit(state)
+        audit(state)
         progress = (sum(len(r.output) for r in state.live), sum(state.finished.values()))
         if progress != self._progress or batch is None:
             self._progress, self._since = progress, self.steps

@@ -204,3 +204,8 @@ def test_single_settings_win_over_a_config_and_are_checked():
 def test_a_config_cannot_be_changed():
     with pytest.raises(AttributeError):
         EngineConfig().overlap_depth = 2
+
+
+def test_a_variable_that_is_no_text_is_named():
+    with pytest.raises(InvalidConfig, match="AIOSCHED_PAGE_SIZE"):
+        EngineConfig.from_env({"AIOSCHED_PAGE_SIZE": "\udcff"})

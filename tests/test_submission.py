@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -43,15 +44,16 @@ def factory(tokenizer=None, **settings):
 def make():
     """Requests of a prompt of 20 tokens, arrived at 100.0."""
     loop = asyncio.new_event_loop()
-    answer = Answer("job", Inbox(loop))
+    answer = Answer("job", Inbox(loop), n=1, unread_limit=8)
 
     def maker(maker=None, *, priority=0, answer=answer, **params):
         prompt = np.arange(20, dtype=np.int32)
-        maker = maker or factory()
+        maker, params = maker or factory(), SamplingParams(**params)
         return maker.make(
             answer,
             prompt,
-            SamplingParams(**params),
+            params,
+            maker.check(params, priority, None),
             priority=priority,
             now=100.0,
             deadline_at=None,
@@ -160,7 +162,7 @@ def test_the_order_is_by_arrival_and_priority_with_ageing(make):
 
 def test_a_reader_that_wants_the_whole_is_never_paused(make):
     assert make()[0].unread_limit == 8
-    whole = Answer("whole", make.answer.inbox)
+    whole = Answer("whole", make.answer.inbox, n=1, unread_limit=8)
     whole.read_without_limit()
     assert make(answer=whole)[0].unread_limit > 2**31
 
@@ -183,6 +185,27 @@ def test_a_banned_word_is_banned_in_both_its_spellings(make):
 def test_a_word_of_too_many_tokens_is_refused(make):
     with pytest.raises(InvalidRequest, match="at most 16 tokens"):
         make(factory(Words()), bad_words=["a" * 17])
+
+
+def test_a_combination_of_many_long_words_is_checked_in_an_instant():
+    """1,024 words over two ids that may be chosen, each beginning without a word in it."""
+    beginnings = [tuple(5 + (i >> bit & 1) for bit in range(14)) for i in range(512)]
+    words = [[*beginning, last] for beginning in beginnings for last in (5, 6)]
+    open_ended = SamplingParams(allowed_token_ids=[5, 6], bad_words=[*words[2:], [7, 5]])
+    dead = SamplingParams(allowed_token_ids=[5, 6], bad_words=words)
+    begun = time.thread_time()
+    assert refused(dead).field == "allowed_token_ids"
+    factory().check(SamplingParams(allowed_token_ids=[5, 6, 7], bad_words=words), 0, None)
+    assert refused(open_ended).field == "allowed_token_ids"
+    assert time.thread_time() - begun < 0.1
+
+
+def test_words_are_spelled_once_for_a_request(make):
+    tokenizer, spelled = Words(), []
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text, **kw: spelled.append(text) or encode(text, **kw)
+    make(factory(tokenizer), bad_words=["ab"], n=2)
+    assert spelled == ["ab", " ab"]
 
 
 def test_serial_numbers_order_requests_of_the_same_instant(make):

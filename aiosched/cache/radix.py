@@ -194,10 +194,6 @@ class RadixCache:
             self._pool.release(pages, fence)
         return released
 
-    def clear(self) -> int:
-        """Evict every page that no lock protects, and return their number."""
-        return self.evict(self._evictable)
-
     def _encode(self, tokens: TokenIds, limit_pages: int) -> bytes:
         page_size = self._pool.page_size
         count = max(0, min(len(tokens) // page_size, limit_pages))

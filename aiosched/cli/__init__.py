@@ -6,6 +6,7 @@ configured, and only here does uvloop come in. Nothing imports it.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -20,9 +21,24 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    _open_standard_streams()
     from aiosched.cli.app import app
 
     app(prog_name="aiosched")
+
+
+def _open_standard_streams() -> None:
+    """Put the null device where a standard stream was closed (``aiosched … >&-``).
+
+    Its number would go to the next file or socket that is opened, and uvloop dies of that.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is taken, and all lower ones are in use by now.
+            stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _missing_packages() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, Literal
 
 import click
@@ -29,6 +30,10 @@ class App(click.Group):
             raise _WrongUse(_one_line(error)) from error
         except AioschedError as error:
             raise click.ClickException(_one_line(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `| head`: click ends quietly
+                raise
+            raise click.ClickException(_one_line(error)) from error
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
@@ -38,7 +43,7 @@ class _WrongUse(click.ClickException):
     exit_code = 2
 
 
-def _one_line(error: AioschedError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

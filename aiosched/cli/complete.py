@@ -51,7 +51,10 @@ def complete(plug: Plug, /, prompt: str, chat: bool | None, as_json: bool, **fla
     """
     config, params = engine_config(flags), sampling_params(flags)
     if prompt == "-":
-        prompt = sys.stdin.read().rstrip("\n")
+        try:
+            prompt = sys.stdin.read().rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise click.ClickException(f"standard input is no text: {error}") from error
     run(_complete(plug, config, prompt, params, chat, as_json))
 
 

@@ -2,7 +2,9 @@
 
 ``launch`` runs ``fn`` at once on the loop: kernels are enqueued, not executed. So the value exists
 (as tensors that the device will fill) from the launch on, and landing means that the event behind
-it has fired.
+it has fired. The price is that the loop stands still while ``fn`` enqueues: a forward without a
+CUDA graph is hundreds of kernels. A thread for launches would compete with the loop for the
+interpreter at each of them, and the GPU would idle whenever the loop is busy.
 
 Memory that crosses streams is kept alive, not marked with ``record_stream``. Torch's allocator
 reuses a block in the order of the stream that allocated it, so a tensor that another stream still

@@ -7,9 +7,11 @@ lives. A buffer is used again only when nobody has a claim on it.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, overload
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -66,10 +68,13 @@ class _Buffer:
         self.memory = memory
         self.bytes: NDArray[np.uint8] = memory.numpy()
         self.event = event
+        self.filling = False
         self.copying = False
         self.lease: weakref.ref[_Lease] | None = None
 
     def free(self) -> bool:
+        if self.filling:
+            return False
         if self.lease is not None and self.lease() is not None:
             return False
         if self.copying:
@@ -84,6 +89,7 @@ class _Buffer:
 
     def fence(self) -> None:
         """The copy was enqueued on the current stream: not free before it is done."""
+        self.filling = False
         self.copying = True
         self.event.record()
 
@@ -106,29 +112,23 @@ class PinnedPool:
         self._device = torch.device(device)
         self._api = CudaMemory() if api is None else api
         self._buffers: dict[int, list[_Buffer]] = {}  # by size, the least recently used first
+        self._most_together = 0  # bytes
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Pinned bytes that the pool holds."""
-        return sum(size * len(buffers) for size, buffers in self._buffers.items())
+    @contextmanager
+    def together(self) -> Iterator[Callable[[NDArray[Any]], torch.Tensor]]:
+        """Gives a function that takes an array to the device: same content, shape and dtype.
 
-    @overload
-    def to_device(self, arrays: NDArray[Any]) -> torch.Tensor: ...
-
-    @overload
-    def to_device(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]: ...
-
-    def to_device(
-        self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The same on the device, with shape and dtype, once the current stream has come so far.
-
-        The arrays are read before this returns. Those of a mapping travel in one copy and share
-        one piece of device memory.
+        The arrays are read at once, travel when the block ends, and share one piece of device
+        memory. Work on the current stream may read the tensors from then on. One copy takes all,
+        unless they are more than ever before.
         """
-        if isinstance(arrays, Mapping):
-            return self._upload(arrays)
-        return self._upload({"": arrays})[""]
+        bundle = _Bundle(self._device, lambda nbytes: self._take(max(nbytes, self._most_together)))
+        try:
+            yield bundle.add
+            bundle.send()
+        finally:
+            bundle.give_up()
+        self._most_together = max(self._most_together, bundle.total)
 
     def to_host(self, tensor: torch.Tensor) -> NDArray[Any]:
         """An array with the tensor's shape and dtype, to be read once the copy has landed.
@@ -143,21 +143,6 @@ class PinnedPool:
         buffer.fence()
         return array
 
-    def _upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-        places = dict(_places(arrays))
-        end = max((place.stop for place in places.values()), default=0)
-        buffer = self._take(end)
-        for name, array in arrays.items():
-            staged = buffer.bytes[places[name]].view(array.dtype).reshape(array.shape)
-            np.copyto(staged, array)
-        on_device = torch.empty(end, dtype=torch.uint8, device=self._device)
-        on_device.copy_(buffer.memory[:end], non_blocking=True)
-        buffer.fence()
-        return {
-            name: _typed(on_device[places[name]], _torch_dtype(array.dtype), array.shape)
-            for name, array in arrays.items()
-        }
-
     def _take(self, nbytes: int) -> _Buffer:
         size = max(SMALLEST, 1 << (nbytes - 1).bit_length()) if nbytes else SMALLEST
         buffers = self._buffers.setdefault(size, [])
@@ -169,22 +154,69 @@ class PinnedPool:
         return buffers[-1]
 
 
-def _places(arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, slice]]:
-    """Where each array lies in the buffer that they share, in bytes."""
-    end = 0
-    for name, array in arrays.items():
-        begin = -(-end // ALIGNMENT) * ALIGNMENT
-        end = begin + array.nbytes
-        yield name, slice(begin, end)
+class _Bundle:
+    """Arrays one behind the other in a buffer, and tensors at the same places on the device.
+
+    What does not fit any more is sent, and the rest goes to a larger buffer.
+
+    Attributes:
+        total: bytes so far, as one buffer would hold them.
+    """
+
+    def __init__(self, device: torch.device, take: Callable[[int], _Buffer]) -> None:
+        self.total = 0
+        self._device = device
+        self._take = take
+        self._buffer: _Buffer | None = None
+        self._on_device: torch.Tensor
+        self._end = 0
+
+    def add(self, array: NDArray[Any]) -> torch.Tensor:
+        buffer = self._buffer
+        begin = _aligned(self._end)
+        if buffer is None or begin + array.nbytes > len(buffer.bytes):
+            self.send()
+            buffer, begin = self._begin(array.nbytes + self.total), 0
+        place = slice(begin, begin + array.nbytes)
+        np.copyto(buffer.bytes[place].view(array.dtype).reshape(array.shape), array)
+        self.total += _aligned(array.nbytes)
+        self._end = place.stop
+        return _typed(self._on_device[place], _torch_dtype(array.dtype), array.shape)
+
+    def send(self) -> None:
+        """Enqueue the copy of what was added since the last one."""
+        if self._buffer is not None:
+            source = self._buffer.memory[: self._end]
+            self._on_device[: self._end].copy_(source, non_blocking=True)
+            self._buffer.fence()
+            self._buffer = None
+
+    def give_up(self) -> None:
+        """Leave the buffer to others, if it was not sent."""
+        if self._buffer is not None:
+            self._buffer.filling = False
+
+    def _begin(self, nbytes: int) -> _Buffer:
+        buffer = self._buffer = self._take(nbytes)
+        buffer.filling = True
+        self._on_device = torch.empty(len(buffer.bytes), dtype=torch.uint8, device=self._device)
+        self._end = 0
+        return buffer
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _typed(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return memory.view(dtype).view(shape)
 
 
+@functools.cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+@functools.cache
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=dtype).numpy().dtype

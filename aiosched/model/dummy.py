@@ -101,18 +101,24 @@ def load_dummy(spec: str, dtype: torch.dtype | None, device: str) -> tuple[PreTr
 def _config(shape: str, settings: dict[str, Any]) -> Any:
     if shape in PRESETS:
         model_type, preset = PRESETS[shape]
-        return AutoConfig.for_model(model_type, **{**preset, **settings})
+        return _configured(model_type, preset, settings)
+    if not shape:
+        raise ValueError("there is no shape after the colon")
     path = Path(shape)
     if path.exists():
         written = json.loads((path / "config.json" if path.is_dir() else path).read_text())
-        return AutoConfig.for_model(written.pop("model_type"), **{**written, **settings})
+        return _configured(written.pop("model_type"), written, settings)
     if "/" in shape or shape.endswith(".json"):
         raise ValueError(f"there is no {shape}")
-    config = AutoConfig.for_model(shape)
+    return _configured(shape, {}, settings)
+
+
+def _configured(model_type: str, shape: dict[str, Any], settings: dict[str, Any]) -> Any:
+    config = AutoConfig.for_model(model_type, **shape)
     for name in settings:
         if not hasattr(config, name):
             raise ValueError(f"{type(config).__name__} has no setting {name!r}")
-    return AutoConfig.for_model(shape, **settings)
+    return AutoConfig.for_model(model_type, **{**shape, **settings})
 
 
 def _parsed(text: str) -> Any:

@@ -12,7 +12,8 @@ Serving", MLSys 2025.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,6 @@ MAX_FIXED_BATCH = 256
 SMALL_GROUPS = frozenset({1, 2, 3})
 FLOAT_WORKSPACE = 256 << 20
 INT_WORKSPACE = 8 << 20
-# How many steps may be planned before the first of them has begun on the GPU without waiting.
-STAGES = 3
 
 
 def usable_for(model: TransformersModel) -> bool:
@@ -113,20 +112,41 @@ class _FlashInferContext:
 
 
 @dataclass(slots=True, eq=False)
-class _Stage:
+class Stage:
     """Pinned memory that copies to the GPU read from, and the event behind the last of them."""
 
     workspaces: list[torch.Tensor]  # per kind of layer; FlashInfer's plan writes here
     lists: torch.Tensor  # int32: indptr, last page lengths, indices, query starts
-    copied: torch.cuda.Event
+    copied: Any  # torch.cuda.Event, whose methods have no types
+
+
+class Stages:
+    """Stages that take turns: as many as there are steps whose copies the GPU has yet to make.
+
+    That is bounded by the depth of the overlap, so after a few steps no more are made, and taking
+    one never waits for the GPU.
+    """
+
+    def __init__(self, make: Callable[[], Stage]) -> None:
+        self._make = make
+        self._stages: deque[Stage] = deque()  # the least recently taken first
+
+    def take(self) -> Stage:
+        """A stage that no copy reads from."""
+        if self._stages and self._stages[0].copied.query():
+            stage = self._stages.popleft()
+        else:
+            stage = self._make()
+        self._stages.append(stage)
+        return stage
 
 
 class Planner:
     """Plans steps. Host work plus copies on the current stream; never while a graph is captured.
 
     The arrays of a plan reach the GPU by asynchronous copies out of pinned memory, FlashInfer's
-    own out of a buffer that its next ``plan`` would overwrite. So that memory rotates through
-    ``STAGES`` stages, and a stage is used again only when its copies are known to be done.
+    own out of a buffer that its next ``plan`` would overwrite. So each plan takes a ``Stage`` that
+    is used again only when its copies are known to be done.
 
     Args:
         layers: of the model. Equal ones share a plan.
@@ -150,7 +170,7 @@ class Planner:
         # One list of pages for all sizes: steps follow each other on one stream, and each writes
         # its own before it runs.
         self._indices = torch.zeros(MAX_FIXED_BATCH * max_pages, dtype=torch.int32, device=device)
-        self._stages = [self._new_stage() for _ in range(STAGES)]
+        self._stages = Stages(self._new_stage)
         self._fixed: dict[int, list[Any]] = {}
         self._free_form: list[Any] | None = None
         self._current: tuple[int, dict[LayerAttention, Any]] | None = None
@@ -163,10 +183,7 @@ class Planner:
 
     def plan(self, step: StepInputs) -> None:
         """Plan ``step``; it stays the current plan until the next call."""
-        stage = self._stages.pop(0)
-        self._stages.append(stage)
-        # Nearly always done long ago: the copies of a step run before its forward does.
-        stage.copied.synchronize()
+        stage = self._stages.take()
         n = step.num_sequences
         only_decodes = n == step.num_decodes == step.num_tokens
         indptr, indices, last_page = page_lists(step)
@@ -202,11 +219,11 @@ class Planner:
         stage.copied.record()
         self._current = (step.num_tokens, dict(zip(self._kinds, wrappers, strict=True)))
 
-    def _new_stage(self) -> _Stage:
+    def _new_stage(self) -> Stage:
         workspaces = [
             torch.empty(INT_WORKSPACE, dtype=torch.uint8, pin_memory=True) for _ in self._kinds
         ]
-        return _Stage(workspaces, torch.empty(0, dtype=torch.int32), torch.cuda.Event())  # type: ignore[no-untyped-call]
+        return Stage(workspaces, torch.empty(0, dtype=torch.int32), torch.cuda.Event())  # type: ignore[no-untyped-call]
 
     def _new_fixed(self, size: int) -> list[Any]:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -245,7 +262,7 @@ class Planner:
 class _Pinned:
     """Places int32 arrays one behind the other in a stage's pinned memory."""
 
-    def __init__(self, stage: _Stage, size: int) -> None:
+    def __init__(self, stage: Stage, size: int) -> None:
         if len(stage.lists) < size:
             stage.lists = torch.empty(max(size, 1024) * 2, dtype=torch.int32, pin_memory=True)
         self._memory = stage.lists

@@ -1,7 +1,7 @@
 """From a GGUF file to a transformers model: configuration and dequantized weights.
 
 The dense llama, qwen2 and qwen3 families are converted here, which is quick; everything else that
-transformers can convert goes through transformers.
+transformers can convert goes through transformers, which needs accelerate for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def load_gguf_model(file: GGUFFile, dtype: torch.dtype, progress: Progress) -> P
     """The model of ``file`` on the CPU, its weights unpacked to ``dtype``.
 
     Raises:
-        ModelLoadError: the architecture or its rope scaling is not known, or tensors are missing.
+        ModelLoadError: the architecture or its rope scaling is not known, tensors are missing, or
+            transformers has to convert it and accelerate is not installed.
     """
     scaling = file.metadata.get(f"{file.architecture}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
@@ -149,6 +151,11 @@ def _halves_of_rope(weights: NDArray[np.float32], heads: int) -> NDArray[np.floa
 
 
 def _through_transformers(file: GGUFFile, dtype: torch.dtype) -> PreTrainedModel:
+    if find_spec("accelerate") is None:
+        raise ModelLoadError(
+            f"{file.path}: GGUF files of the family {file.architecture!r} are read with "
+            "accelerate, which is not installed: pip install 'aiosched-engine[gguf]'"
+        )
     from transformers import GgufConfig
 
     # Packed weights would need kernels of their own; its progress bars cannot be turned off.

@@ -6,6 +6,7 @@ outside; they depend on the host or on what the requests ask for.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +17,8 @@ from aiosched.model.inputs import DeviceInputs, Model, StepInputs
 
 
 @runtime_checkable
-class PlannedModel(Protocol):
-    """The optional part of ``Model``: host work of a forward, apart from its device work.
+class PlannedModel(Model, Protocol):
+    """A ``Model`` with the optional part: host work of a forward, apart from its device work.
 
     A model that has ``plan`` promises that ``forward`` reads nothing of ``inputs.host``, so that
     it can be captured in a graph and replayed for later steps.
@@ -62,7 +63,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Model,
+        model: PlannedModel,
         kv: object,
         max_batch: int,
         max_pages: int,
@@ -101,13 +102,18 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= n)
         captured = self._captured.get(size) or self._capture(size, inputs.host.page_size)
         self._fill(inputs, n, size)
-        self._plan(self._static(_padded(inputs.host, size), size))
+        self._model.plan(self._static(_padded(inputs.host, size), size), self._kv)
         captured.graph.replay()
         return captured.logits[:n]
 
-    def warm_up(self, page_size: int) -> None:
-        """Capture every size, the largest first so that the others fit into its memory."""
+    def warm_up(self, page_size: int, given_up: threading.Event | None = None) -> None:
+        """Capture every size, the largest first so that the others fit into its memory.
+
+        ``given_up``: set from elsewhere, it ends this before the next size.
+        """
         for size in reversed(self._sizes):
+            if given_up is not None and given_up.is_set():
+                return
             if size not in self._captured:
                 self._capture(size, page_size)
 
@@ -117,7 +123,7 @@ class DecodeGraphs:
         for tensor in (self._input_ids, self._positions, self._slots, self._page_tables):
             tensor.zero_()
         self._seq_lens.fill_(1)
-        self._plan(padding)
+        self._model.plan(padding, self._kv)
         for _ in range(2):  # lets libraries make their handles and workspaces outside the graph
             self._model.forward(padding, self._kv)
         graph = torch.cuda.CUDAGraph()
@@ -153,10 +159,6 @@ class DecodeGraphs:
             query_start=self._query_start[: size + 1],
             logits_index=self._logits_index[:size],
         )
-
-    def _plan(self, inputs: DeviceInputs) -> None:
-        if isinstance(self._model, PlannedModel):
-            self._model.plan(inputs, self._kv)
 
 
 def _padded(step: StepInputs, size: int) -> StepInputs:

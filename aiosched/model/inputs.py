@@ -68,7 +68,7 @@ class PromptLogprobInputs:
     num_top: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StepInputs:
     """One step: ``n`` sequences, ``t`` tokens, ``m`` of the sequences sample.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
+# transformers builds models under switches of the whole process (no initialization, the meta
+# device, what it prints): two loads at once would see each other's.
+_one_at_a_time = threading.Lock()
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,6 +42,8 @@ def load_model(
     cache_dir: str | Path | None = None,
 ) -> TransformersModel:
     """Load a model and its tokenizer. Blocks, for seconds or longer: not for the event loop.
+
+    Several threads may load at once; they take turns.
 
     Code that comes with a checkpoint is never run.
 
@@ -65,8 +72,8 @@ def load_model(
         raise ModelLoadError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype)
     report = progress or _unheard
-    with quiet_transformers():
-        cache = Path(cache_dir or Path.home() / ".cache" / "aiosched").expanduser()
+    with _one_at_a_time, quiet_transformers():
+        cache = _cache_folder(cache_dir)
         model, tokenizer = _load(name, wanted, device, report, cache)
         report("move to device", 0, 1)
         try:
@@ -75,7 +82,7 @@ def load_model(
             loaded = TransformersModel(model, tokenizer)
             if usable_for(loaded):
                 loaded = FlashInferModel(model, tokenizer)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
             raise ModelLoadError(f"model {name!r} does not run on {device}: {error}") from error
         report("move to device", 1, 1)
     return loaded
@@ -93,7 +100,7 @@ def _load(
     if name in BUILTIN_MODELS:
         file = builtin_file(BUILTIN_MODELS[name], cache_dir, progress)
         return _load_gguf(file, dtype, device, progress)
-    path = Path(name).expanduser()
+    path = _expanded(name)
     if path.suffix == ".gguf":
         return _load_gguf(path, dtype, device, progress)
     if path.is_dir():
@@ -101,6 +108,20 @@ def _load(
     if path.is_file() or name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"model {name!r} is neither a folder nor a .gguf file")
     return _load_checkpoint(name, dtype, "Hugging Face Hub repository")
+
+
+def _cache_folder(given: str | Path | None) -> Path:
+    try:
+        return Path(given).expanduser() if given else Path.home() / ".cache" / "aiosched"
+    except RuntimeError as error:  # the user has no home, or there is no such user
+        raise ModelLoadError(f"no place for models: {error} Set cache_dir.") from error
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelLoadError(f"model {name!r} cannot be found: {error}") from error
 
 
 def _load_gguf(

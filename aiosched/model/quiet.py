@@ -21,6 +21,8 @@ def quiet_transformers() -> Iterator[None]:
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     hub_bars = not hub.are_progress_bars_disabled()
+    hub_verbosity = hub.logging.get_verbosity()
+    hub.logging.set_verbosity_error()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if hub_bars:
@@ -28,6 +30,7 @@ def quiet_transformers() -> Iterator[None]:
     try:
         yield
     finally:
+        hub.logging.set_verbosity(hub_verbosity)
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

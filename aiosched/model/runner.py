@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from numpy.typing import NDArray
 
+from aiosched._threads import in_thread
 from aiosched.device.stream import Device, InFlight
 from aiosched.model.graphs import DecodeGraphs, PlannedModel
 from aiosched.model.inputs import Logprobs, Model, SamplingInputs, StepInputs, StepResult
@@ -27,15 +29,12 @@ class StepMemory:
     """The device tensors of one step, alive as long as some stream may read them.
 
     They are handed from stream to stream here and not as values of the ``InFlight``s, so that
-    one call lets go of them all.
+    all of them die with this.
     """
 
     __slots__ = ("__weakref__", "logits", "output", "prompt_logprobs", "staged")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
         self.staged: StagedStep | None = None
         self.logits: torch.Tensor | None = None
         self.output: SampleOutput | None = None
@@ -61,13 +60,13 @@ class LaunchedForward:
 class LaunchedStep:
     """A step on its way through the streams.
 
-    The caller keeps it until ``result`` has landed (a stream may still read its tensors), then
-    drops it or calls ``release``.
+    The caller keeps it until ``result`` has landed: a stream may still read its tensors.
 
     Attributes:
         staged: its inputs are on the device.
         forward: the model has run, and the sampler too unless it was launched apart.
         result: the copy to the host.
+        memory: its tensors on the device; on a CPU, those that the arrays of ``result`` lie in.
     """
 
     inputs: StepInputs
@@ -75,10 +74,6 @@ class LaunchedStep:
     forward: InFlight[None]
     result: InFlight[StepResult]
     memory: StepMemory = field(repr=False)
-
-    def release(self) -> None:
-        """Let go of the device tensors. Only after ``result`` has landed."""
-        self.memory.clear()
 
 
 class ModelRunner:
@@ -91,6 +86,7 @@ class ModelRunner:
         num_pages: pages of the KV pool, page 0 (padding) not counted.
         page_size: tokens per page.
         max_rows: the largest row.
+        max_running: sequences that decode at once: the largest batch that gets a CUDA graph.
         cuda_graphs: whether graphs may be used at all.
 
     Attributes:
@@ -105,6 +101,7 @@ class ModelRunner:
         num_pages: int,
         page_size: int,
         max_rows: int,
+        max_running: int,
         cuda_graphs: bool = True,
     ) -> None:
         self.model = model
@@ -121,7 +118,7 @@ class ModelRunner:
             self._graphs = DecodeGraphs(
                 self._planned,
                 self.kv,
-                max_batch=min(max_rows, MAX_GRAPH_BATCH),
+                max_batch=min(max_running, MAX_GRAPH_BATCH),
                 max_pages=-(-model.max_model_len // page_size),
                 device=device.torch_device,
             )
@@ -172,26 +169,38 @@ class ModelRunner:
         )
         return self._launch_copy(launched, sampled)
 
-    def warm_up(self) -> InFlight[None] | None:
-        """Capture the CUDA graphs now rather than when they are first needed."""
+    async def warm_up(self) -> None:
+        """Capture the CUDA graphs now rather than when they are first needed. Before any step.
+
+        In a thread: dozens of captures would hold up the event loop for seconds. Whoever is
+        cancelled here leaves the thread to end with the size that it is at.
+        """
         graphs = self._graphs
         if graphs is None:
-            return None
+            return
+        given_up = threading.Event()
 
         def capture() -> None:
-            with torch.inference_mode():
-                graphs.warm_up(self._page_size)
+            # The device's streams know nothing of this one, so all is done on both sides of it.
+            torch.cuda.synchronize(self.device.torch_device)
+            aside = torch.cuda.Stream(self.device.torch_device)  # type: ignore[no-untyped-call]
+            with torch.inference_mode(), torch.cuda.stream(aside):
+                graphs.warm_up(self._page_size, given_up)
+            torch.cuda.synchronize(self.device.torch_device)
 
-        return self.device.forward.launch(
-            capture, step=0, label="warm-up", writes=(self.kv,)
-        )
+        try:
+            await in_thread(capture, "aiosched-graphs")
+        finally:
+            given_up.set()
 
     def _launch(self, inputs: StepInputs, sample: bool) -> LaunchedForward:
+        self.device.host_access(writes=(inputs,))  # filled by now, and for the last time
         memory = StepMemory()
         staged = self.device.schedule.launch(
             lambda: self._stage(inputs, memory),
             step=inputs.step,
             label="stage",
+            reads=(inputs,),
             writes=(memory,),
         )
         forward = self.device.forward.launch(
@@ -199,6 +208,7 @@ class ModelRunner:
             step=inputs.step,
             label="forward",
             after=(staged,),
+            reads=(inputs,),  # planners work on the host, and a CPU has no other copy of them
             writes=(memory, self.kv, self._relay, self._sampler),
         )
         return LaunchedForward(inputs, staged, forward, memory)
@@ -218,14 +228,14 @@ class ModelRunner:
     # What follows is device work: it runs where the device says, on the stream of its launch.
 
     def _stage(self, inputs: StepInputs, memory: StepMemory) -> None:
-        with torch.inference_mode():
-            memory.staged = stage_step(inputs, self.model.vocab_size, self._transfers.to_device)
+        with torch.inference_mode(), self._transfers.together() as upload:
+            memory.staged = stage_step(inputs, self.model.vocab_size, upload)
 
     def _stage_sampling(self, sampling: SamplingInputs, memory: StepMemory) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._transfers.together() as upload:
             memory.staged = replace(
                 _present(memory.staged),
-                sampling=stage_sampling(sampling, self.model.vocab_size, self._transfers.to_device),
+                sampling=stage_sampling(sampling, self.model.vocab_size, upload),
             )
 
     def _forward(self, memory: StepMemory, sample: bool) -> None:

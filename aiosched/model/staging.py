@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from aiosched.model.drawing import CutInputs, DrawInputs
 from aiosched.model.inputs import (
@@ -20,16 +18,9 @@ from aiosched.model.inputs import (
     TrackedReset,
 )
 from aiosched.model.sampler import AllowedInputs, BiasInputs, DeviceSampling
-from aiosched.model.tracking import (
-    MAX_BAD_WORD_TOKENS,
-    TAIL,
-    BadWordInputs,
-    DeviceReset,
-    PenaltyInputs,
-)
-
-Upload = Callable[[NDArray[Any]], torch.Tensor]
-"""Takes a host array to the device, on the stream that is current."""
+from aiosched.model.tracking import TAIL, BadWordInputs, DeviceReset, PenaltyInputs
+from aiosched.model.transfers import Upload
+from aiosched.params import MAX_BAD_WORD_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_BAD_WORD_TOKENS = 16
-"""Longest bad word in tokens. Longer ones are to be refused when a request is submitted."""
+from aiosched.params import MAX_BAD_WORD_TOKENS
 
 TAIL = MAX_BAD_WORD_TOKENS - 1  # a word's last token is the one that gets banned
 

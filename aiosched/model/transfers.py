@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from numpy.typing import NDArray
 
 from aiosched.device.stream import Device
 
+Upload: TypeAlias = Callable[[NDArray[Any]], torch.Tensor]
+"""Takes a host array to the device, on the stream that is current."""
+
 
 class Transfers(Protocol):
     """Copies on the stream that is current."""
 
-    def to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        """The array on the device. It must not be written to afterwards."""
+    def together(self) -> AbstractContextManager[Upload]:
+        """A way to the device for arrays that travel as one when the block ends.
+
+        The tensors may be read by work of the stream from then on. The arrays must not be written
+        to afterwards.
+        """
 
     def to_host(self, tensor: torch.Tensor) -> NDArray[Any]:
         """The tensor as an array, whose content is there once the stream has come to this point."""
@@ -23,7 +32,10 @@ class Transfers(Protocol):
 class SharedMemory:
     """The device is the host: nothing is copied."""
 
-    def to_device(self, array: NDArray[Any]) -> torch.Tensor:
+    def together(self) -> AbstractContextManager[Upload]:
+        return nullcontext(self._to_device)
+
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         # torch warns about arrays that must not be written to; it could not keep the promise.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 

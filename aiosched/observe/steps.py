@@ -44,9 +44,15 @@ class StepMeter:
         self._last_finished = None
 
     def step_done(self, tokens: int, forward: InFlight[Any]) -> None:
-        """A step's result, with ``tokens`` sampled, was processed."""
+        """A step's result, with ``tokens`` sampled, was processed.
+
+        A ``forward`` without times says nothing of the device, and the gap to it is unknown.
+        """
         self.steps += 1
         self.tokens += tokens
+        if not forward.finished:
+            self._last_finished = None
+            return
         self.device += forward.device_seconds
         if self._last_finished is not None:
             self.idle_gap += max(0.0, forward.started - self._last_finished)

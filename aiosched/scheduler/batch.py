@@ -63,6 +63,10 @@ class Launched(Protocol):
     def result(self) -> InFlight[StepResult]:
         """The copy of its result to the host."""
 
+    @property
+    def memory(self) -> object:
+        """What its streams write and the host reads with the result."""
+
 
 class Runner(Protocol):
     """From a step's inputs to its result, on a device. ``ModelRunner`` is the usual one."""

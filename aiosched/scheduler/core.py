@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from aiosched.device.stream import Device
 from aiosched.errors import AioschedError
 from aiosched.observe.steps import StepMeter
 from aiosched.scheduler.batch import Launched, Runner, ScheduleBatch
@@ -29,6 +30,7 @@ class EngineCore:
         runner: Runner,
         future_map: FutureMap,
         watchdog: Watchdog,
+        device: Device,
         *,
         vocab_size: int,
         depth: int,
@@ -41,9 +43,11 @@ class EngineCore:
         self._runner = runner
         self._future_map = future_map
         self._watchdog = watchdog
+        self._device = device
         self._results = ResultProcessor(scheduler.state, vocab_size, scheduler.eos_token_ids)
         self._no_consecutive_prefill = disable_consecutive_prefill_overlap
         self._in_flight: dict[int, Launched] = {}
+        self._held_back = 0  # the last step that was not overlapped
 
     def intake(self) -> None:
         """Requests, aborts and deadlines since the last turn."""
@@ -62,7 +66,8 @@ class EngineCore:
             depth=self.depth,
             disable_consecutive_prefill_overlap=self._no_consecutive_prefill,
         )
-        if reason is not None:
+        if reason is not None and self._held_back != batch.step:  # asked again after each commit
+            self._held_back = batch.step
             self.meter.did_not_overlap(reason)
         return reason is None
 
@@ -86,7 +91,10 @@ class EngineCore:
         self.meter.host_begins()
         del self._in_flight[batch.step]
         self._watchdog.landed()
+        self._device.host_access(reads=(launched.memory,))
         self._results.process_batch_result(batch, result)
+        # On CUDA looking is what reads the times: the copy's event says nothing of the forward's.
+        launched.forward.done()
         self.meter.step_done(len(batch.samples), launched.forward)
 
     async def idle(self) -> None:
@@ -110,11 +118,17 @@ class EngineCore:
             if timer is not None:
                 timer.cancel()
 
-    async def settle(self, timeout: float) -> None:
-        """Wait for the steps in flight, whatever became of them, at most ``timeout`` seconds."""
-        with contextlib.suppress(TimeoutError):
+    async def settle(self, timeout: float) -> bool:
+        """Wait for the steps in flight, whatever became of them, at most ``timeout`` seconds.
+
+        Returns whether all of them answered.
+        """
+        try:
             async with asyncio.timeout(timeout):
                 for launched in list(self._in_flight.values()):
                     with contextlib.suppress(Exception):
                         await launched.result
+        except TimeoutError:
+            return False
         self._in_flight.clear()
+        return True

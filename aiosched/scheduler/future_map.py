@@ -112,11 +112,6 @@ class FutureMap:
             if inflight.done():
                 self._expected.pop(step, None)
 
-    @property
-    def pending(self) -> int:
-        """Steps whose results were not given out yet."""
-        return len(self._expected)
-
     def _check(self, rows: torch.Tensor, generations: torch.Tensor, tokens: torch.Tensor) -> None:
         found = self._generations.index_select(0, rows)
         wrong = (found != generations) | (tokens == POISON)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from aiosched.errors import KVCacheExhausted
 from aiosched.request import FinishReason
 from aiosched.scheduler.memory import Admission
-from aiosched.scheduler.requests import Request, State
+from aiosched.scheduler.requests import Request
 from aiosched.scheduler.state import SchedulerState
 
 MAX_ADMISSIONS = 128
@@ -43,32 +43,27 @@ class PrefillPlanner:
                 return chunks
             chunks.append(self._chunk(request, budget))
             budget -= chunks[-1].end - chunks[-1].start
-        held_back: list[Request] = []
         for _ in range(MAX_ADMISSIONS):
-            if budget <= 0 or (admitted := self._admit(held_back)) is None:
+            if budget <= 0 or (admitted := self._admit()) is None:
                 break
             chunks.append(self._chunk(admitted, budget))
             budget -= chunks[-1].end - chunks[-1].start
-        for request in held_back:
-            self._state.waiting.push(request)
         return chunks
 
     def _chunk(self, request: Request, budget: int) -> Chunk:
         start = int(self._state.table.kv_len[request.row])
         return Chunk(request, start, min(request.target, start + budget))
 
-    def _admit(self, held_back: list[Request]) -> Request | None:
-        """Admit the first of the queue, if it has a place; nobody overtakes it for being small.
-
-        Those that wait for their family are taken off the queue, to be put back after the turn.
-        """
+    def _admit(self) -> Request | None:
+        """Admit the first of the queue, if it has a place; nobody overtakes it for being small."""
         state = self._state
-        while state.waiting and state.active < self._max_running:
+        while state.active + len(state.resuming) < self._max_running:
             request = state.waiting.pop()
             if request is None:
                 break
             if self._waits_for_family(request):
-                held_back.append(request)
+                state.waiting.set_aside(request)
+                request.family.set_aside.append(request)
             elif self._never_fits(request):
                 state.waiting.push(request)  # finish() takes it out
                 capacity = state.memory.pool.total * state.memory.page_size
@@ -87,14 +82,13 @@ class PrefillPlanner:
 
         Once that is done, its pages are in the prefix cache and the others share them.
         """
-        family = request.family
-        leader = family.leader
+        leader = request.family.leader
         return (
             self._state.memory.radix is not None
             and leader is not None
             and leader is not request
-            and not family.prompt_ready
-            and leader.state in (State.QUEUED, State.PREFILL, State.DECODE, State.RETIRING)
+            and not request.family.prompt_ready
+            and not leader.finished
         )
 
     def _never_fits(self, request: Request) -> bool:

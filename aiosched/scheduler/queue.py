@@ -33,6 +33,18 @@ class WaitingQueue:
         self._waiting.add(request)
         heapq.heappush(self._heap, (request.key, request))
 
+    def set_aside(self, request: Request) -> None:
+        """It was popped, but waits for something other than its turn: until ``put_back``.
+
+        It counts as waiting, and may ``remove`` itself, all the while.
+        """
+        self._waiting.add(request)
+
+    def put_back(self, request: Request) -> None:
+        """It waits for nothing but its turn again. Does nothing if it left meanwhile."""
+        if request in self._waiting:
+            heapq.heappush(self._heap, (request.key, request))
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands; its heap entry goes when it comes up."""
         self._waiting.discard(request)

@@ -16,14 +16,15 @@ import numpy as np
 
 from aiosched.model.inputs import Int32Array, IntArray
 from aiosched.params import SamplingParams
-from aiosched.request import FinishReason, Logprob
+from aiosched.request import FinishReason
+from aiosched.scheduler.logprobs import LogprobRows
 
 if TYPE_CHECKING:
     from aiosched.cache.radix import Node
 
 
 class State(IntEnum):
-    """Where a request is. Only PREFILL, DECODE, RETIRING and PAUSED hold a row and KV pages."""
+    """Where a request is. QUEUED, PARKED and FINISHED ones hold neither row nor KV pages."""
 
     QUEUED = 0  # waits for admission, new or retracted
     PREFILL = 1  # its tokens are being read in
@@ -31,7 +32,8 @@ class State(IntEnum):
     RETIRING = 3  # its last step is launched: it runs no more, and waits for the result
     PAUSED = 4  # its reader is slow: skipped in the batch, keeps its KV
     PARKED = 5  # paused, and retracted since: admitted again once its reader reads
-    FINISHED = 6
+    RESUMING = 6  # its reader reads again: it has its KV and waits for a place in the batch
+    FINISHED = 7
 
 
 class TextPipe(Protocol):
@@ -72,13 +74,20 @@ class Reader:
 
 
 class Family:
-    """The ``n`` answers of one prompt: the first reads it in, the others share its KV pages."""
+    """The ``n`` answers of one prompt: the first reads it in, the others share its KV pages.
 
-    __slots__ = ("leader", "prompt_ready")
+    Attributes:
+        leader: the first.
+        prompt_ready: the prompt's pages were in the prefix cache once.
+        set_aside: siblings whose turn came before that. They still count as waiting.
+    """
+
+    __slots__ = ("leader", "prompt_ready", "set_aside")
 
     def __init__(self) -> None:
         self.leader: Request | None = None
         self.prompt_ready = False
+        self.set_aside: list[Request] = []
 
 
 class Request:
@@ -98,7 +107,6 @@ class Request:
     __slots__ = (
         "__weakref__",
         "allowed",
-        "arrival",
         "bad_words",
         "bias_ids",
         "bias_values",
@@ -146,7 +154,6 @@ class Request:
         family: Family,
         choice: int = 0,
         priority: int = 0,
-        arrival: float = 0.0,
         key: tuple[float, int] = (0.0, 0),
         deadline_at: float | None = None,
         unread_limit: int = 2**31,
@@ -165,7 +172,6 @@ class Request:
         self.family = family
         self.choice = choice
         self.priority = priority
-        self.arrival = arrival
         self.key = key
         self.deadline_at = deadline_at
         self.unread_limit = unread_limit
@@ -178,10 +184,13 @@ class Request:
         self.read = 0
         self.text_pipe = text_pipe
         self.texts: list[str] | None = None if text_pipe is None else []
-        self.logprobs: list[Logprob] | None = None if params.logprobs is None else []
+        self.logprobs = None if params.logprobs is None else LogprobRows(params.logprobs)
         # One reading of the prompt gives them; the other choices share its pages instead.
-        wanted = params.prompt_logprobs is not None and choice == 0
-        self.prompt_logprobs: list[Logprob] | None = [] if wanted else None
+        self.prompt_logprobs = (
+            None
+            if params.prompt_logprobs is None or choice
+            else LogprobRows(params.prompt_logprobs)
+        )
         self.cached_tokens = 0
         self.state = State.QUEUED
         self.row = 0

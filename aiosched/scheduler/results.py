@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiosched.errors import InvalidModelOutput
-from aiosched.model.inputs import Logprobs, StepResult
-from aiosched.request import FinishReason, Logprob
+from aiosched.model.inputs import StepResult
+from aiosched.request import FinishReason
 from aiosched.scheduler.batch import ScheduleBatch
 from aiosched.scheduler.requests import Request
 from aiosched.scheduler.state import SchedulerState
@@ -49,19 +49,25 @@ class ResultProcessor:
             request = batch.requests[index]
             if current[index]:
                 self._state.memory.share(request)
-                if self._state.table.kv_done[request.row] >= len(request.prompt):
-                    request.family.prompt_ready = True
+                family, done = request.family, self._state.table.kv_done[request.row]
+                if not family.prompt_ready and done >= len(request.prompt):
+                    family.prompt_ready = True
+                    self._state.release_family(family)
         asked, values = batch.inputs.prompt_logprobs, result.prompt_logprobs
         if asked is None or values is None:
             return
         places = batch.inputs.positions[asked.logits_index]
-        for i, (sequence, place) in enumerate(zip(asked.sequence, places, strict=True)):
-            request = batch.requests[sequence]
-            kept = request.prompt_logprobs
+        # Sequences stand in order, and so do the positions of each: one run of rows a sequence.
+        sequences, starts = np.unique(asked.sequence, return_index=True)
+        stops = [*starts[1:].tolist(), len(places)]
+        for sequence, start, stop in zip(sequences.tolist(), starts.tolist(), stops, strict=True):
+            kept = batch.requests[sequence].prompt_logprobs
+            if not current[sequence] or kept is None:
+                continue
             # After a retraction the prompt is read in again: each position is kept once.
-            if current[sequence] and kept is not None and len(kept) == place:
-                count = request.params.prompt_logprobs or 0
-                kept.append(_logprob(int(asked.targets[i]), values, i, count))
+            new = start + max(0, len(kept) - int(places[start]))
+            if new < stop and len(kept) == places[new]:
+                kept.extend(asked.targets[new:stop], values, new, stop)
 
     def _commit_tokens(self, batch: ScheduleBatch, result: StepResult) -> None:
         table = self._state.table
@@ -95,7 +101,13 @@ class ResultProcessor:
         for request, token in zip(requests, tokens, strict=True):
             output = request.output
             output.append(token)
-            request.reader.token()
+            # Reader.token(), written out: this runs once for each row of each step.
+            reader = request.reader
+            waiter = reader.waiter
+            if waiter is not None and not reader.whole:
+                reader.waiter = None
+                if not waiter.done():
+                    waiter.set_result(None)
             if len(output) - request.read >= request.unread_limit:
                 self._state.pause(request)
 
@@ -115,8 +127,7 @@ class ResultProcessor:
         request.output.append(token)
         count = len(request.output)
         if request.logprobs is not None and logprob_row is not None and result.logprobs is not None:
-            top = request.params.logprobs or 0
-            request.logprobs.append(_logprob(token, result.logprobs, logprob_row, top))
+            request.logprobs.append(token, result.logprobs, logprob_row)
         reason = None
         if token in request.stop_ids:
             reason = FinishReason.STOP
@@ -145,8 +156,3 @@ def _by_sample(batch: ScheduleBatch, result: StepResult) -> dict[int, int]:
     if index is None or result.logprobs is None:
         return {}
     return {int(sample): row for row, sample in enumerate(index)}
-
-
-def _logprob(token: int, values: Logprobs, row: int, count: int) -> Logprob:
-    top = zip(values.top_ids[row, :count].tolist(), values.top[row, :count].tolist(), strict=True)
-    return Logprob(token_id=token, logprob=float(values.chosen[row]), top=dict(top))

@@ -78,6 +78,7 @@ class Scheduler:
         Needs no result of a step in flight: lengths are known ahead, and a request that turns out
         to have ended by a stop rule has merely run a row too many, whose result is dropped.
         """
+        self.state.fill_places(self.limits.max_running)
         decodes = self._decodes.plan(self.limits.batch_tokens)
         left = self.limits.batch_tokens - len(decodes)
         chunks = self._prefills.plan(min(self.limits.chunk_tokens, left))

@@ -2,9 +2,10 @@
 
         push             admit             last chunk        last step launched
     ───────► QUEUED ───────────► PREFILL ───────► DECODE ───────────► RETIRING
-               ▲                    │               │ ▲                   │
-               └──────── retract ───┴───────────────┤ │ reader reads      │
-                                       slow reader  ▼ │                   │
+               ▲                    │             │   ▲                   │
+               ├──────── retract ───┴─────────────┤   │ a place is free   │
+               ├──────── retract ─────────────────│─ RESUMING             │
+               │ reader reads          slow reader▼   ▲ reader reads      │
                PARKED ◄──────── retract ───────── PAUSED                  ▼
                                                           finish ───► FINISHED
 
@@ -25,10 +26,14 @@ from numpy.typing import NDArray
 from aiosched.request import FinishReason
 from aiosched.scheduler.memory import KVMemory
 from aiosched.scheduler.queue import WaitingQueue
-from aiosched.scheduler.requests import Request, State
+from aiosched.scheduler.requests import Family, Request, State
 from aiosched.scheduler.rows import RowTable
 
-HOLDS_ROW = frozenset({State.PREFILL, State.DECODE, State.RETIRING, State.PAUSED})
+MOST_GROWTH = 1024
+"""Tokens by which an answer is expected to grow at most, when room is kept for it: few get as long
+as they may, and one without ``max_tokens`` would keep everybody else out."""
+
+HOLDS_ROW = frozenset({State.PREFILL, State.DECODE, State.RETIRING, State.PAUSED, State.RESUMING})
 
 
 class RunningSet:
@@ -92,6 +97,7 @@ class SchedulerState:
         self._prefill_growth = 0  # tokens that those may generate: counted, not summed each time
         self.running = RunningSet()
         self.paused: set[Request] = set()
+        self.resuming: set[Request] = set()
         self.parked: set[Request] = set()
         self.retiring: set[Request] = set()
         self.live: set[Request] = set()
@@ -115,11 +121,17 @@ class SchedulerState:
         if request.deadline_at is not None:
             heapq.heappush(self._deadlines, (request.deadline_at, request.key[1], request))
 
+    def release_family(self, family: Family) -> None:
+        """Its prompt is read in, or its leader has ended: siblings wait for it no longer."""
+        siblings, family.set_aside = family.set_aside, []
+        for sibling in siblings:
+            self.waiting.put_back(sibling)
+
     def begin_prefill(self, request: Request) -> None:
         """It was admitted: it has a row, and pages for all its tokens."""
         request.state = State.PREFILL
         self.prefilling.append(request)
-        self._prefill_growth += request.max_new
+        self._prefill_growth += min(request.max_new, MOST_GROWTH)
 
     def begin_decode(self, request: Request) -> None:
         """Its last chunk is launched."""
@@ -139,19 +151,35 @@ class SchedulerState:
     def pause(self, request: Request) -> None:
         """Its reader is slow: leave it out of batches. Its KV stays."""
         if request.state is State.DECODE:
-            request.state = State.PAUSED
             self.running.left()
-            self.paused.add(request)
+        elif request.state is State.RESUMING:  # tokens that were in flight came meanwhile
+            self.resuming.remove(request)
+        else:
+            return
+        request.state = State.PAUSED
+        self.paused.add(request)
 
     def resume(self, request: Request) -> None:
-        """Its reader reads again."""
+        """Its reader reads again: it waits for a place, before everybody who is not admitted."""
         if request.state is State.PAUSED:
             self.paused.remove(request)
-            self.running.add(request)
-            request.state = State.DECODE
+            self.resuming.add(request)
+            request.state = State.RESUMING
         elif request.state is State.PARKED:
             self.parked.remove(request)
             self.waiting.push(request)
+
+    def fill_places(self, places: int) -> None:
+        """Let those decode whose readers read again, the first in the queue's order first.
+
+        ``places``: the most that may take part in batches. While any wait nobody is admitted, so
+        they wait no longer than it takes a running request to end or pause.
+        """
+        while self.resuming and self.active < places:
+            request = min(self.resuming, key=lambda r: r.key)
+            self.resuming.remove(request)
+            self.running.add(request)
+            request.state = State.DECODE
 
     def retract(self, request: Request) -> None:
         """Take row and pages away; it is read in again later. What is in flight for it is lost.
@@ -181,6 +209,8 @@ class SchedulerState:
         """
         if request.finish_reason is not None:
             return
+        if request is request.family.leader:
+            self.release_family(request.family)
         held = request.state in HOLDS_ROW
         self._leave(request)
         request.state = State.FINISHED
@@ -223,7 +253,8 @@ class SchedulerState:
         """
         self.running.refresh()
         rows = self.running.rows
-        growth = int((self.table.kv_limit[rows] - self.table.kv_len[rows]).sum())
+        left = self.table.kv_limit[rows] - self.table.kv_len[rows]
+        growth = int(np.minimum(left, MOST_GROWTH).sum())
         growth += self._prefill_growth
         return self.memory.pages_for(int(self.new_token_ratio * growth))
 
@@ -232,18 +263,20 @@ class SchedulerState:
         self.new_token_ratio = max(0.1, self.new_token_ratio * 0.998)
 
     def victims(self) -> Sequence[Request]:
-        """Whom to retract, best first: paused ones, then low priority, then late arrival.
+        """Whom to retract, best first: those that do not run (paused, then resuming ones), then
+        low priority, then late arrival.
 
         The last of the list is the one that must be let through for anything to progress.
         """
         self.running.refresh()
-        holders = [*self.paused, *self.prefilling, *self.running.requests]
-        holders.sort(key=lambda r: (r.state is not State.PAUSED, r.priority, -r.key[1]))
+        idle = {State.PAUSED: 0, State.RESUMING: 1}
+        holders = [*self.paused, *self.resuming, *self.prefilling, *self.running.requests]
+        holders.sort(key=lambda r: (idle.get(r.state, 2), r.priority, -r.key[1]))
         return holders
 
     def _leave_prefill(self, request: Request) -> None:
         self.prefilling.remove(request)
-        self._prefill_growth -= request.max_new
+        self._prefill_growth -= min(request.max_new, MOST_GROWTH)
 
     def _leave(self, request: Request) -> None:
         """Take it off the list that its state names."""
@@ -257,6 +290,8 @@ class SchedulerState:
                 self.running.left()
             case State.PAUSED:
                 self.paused.remove(request)
+            case State.RESUMING:
+                self.resuming.remove(request)
             case State.PARKED:
                 self.parked.remove(request)
             case State.RETIRING:

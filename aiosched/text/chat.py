@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -57,6 +58,15 @@ def render_chat(
     except Exception as error:  # a template can do anything Python's operators can
         bound = f"a template that takes these messages: {type(error).__name__}: {error}"
     raise InvalidRequest("chat_template", template, bound)
+
+
+def prepare_template(template: str) -> None:
+    """Import Jinja2 and compile ``template``, so that the first rendering does not take as long.
+
+    What is wrong with the template is said when it is rendered.
+    """
+    with contextlib.suppress(Exception):
+        _environment().compiled(template)
 
 
 def _checked(messages: object) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(optimized=False, finalize=self.check_output, **options)
         filters = {**self.filters, "tojson": tojson}
         self.filters = {name: self._bounded(name, f) for name, f in filters.items()}
-        self._compiled = lru_cache(maxsize=64)(self.from_string)
+        self.compiled = lru_cache(maxsize=64)(self.from_string)
         del self.globals["lipsum"]
         self.globals["namespace"] = TemplateNamespace
         self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
@@ -67,7 +67,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             SecurityError: the template left the sandbox or its budget.
             Exception: whatever else a template does wrong.
         """
-        compiled = self._compiled(template)
+        compiled = self.compiled(template)
         token = _steps_left.set([MAX_STEPS])
         try:
             parts: list[str] = []

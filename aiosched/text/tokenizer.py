@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiosched.errors import EngineClosed, InvalidRequest
 from aiosched.text.byte_level import PieceTable
-from aiosched.text.chat import render_chat
+from aiosched.text.chat import prepare_template, render_chat
+from aiosched.text.piece_length import chars_per_token, lost_chars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LARGE_TEXT_CHARS = 2_048
-"""Texts from this length on are encoded in a thread: they take milliseconds."""
+"""Texts and conversations from this length on are encoded in a thread: they take milliseconds."""
+
+T = TypeVar("T")
 
 _HEX = "0123456789abcdefABCDEF"
 
 
 class TokenizerLike(Protocol):
-    """What the engine asks of a tokenizer; a plugged model may bring its own."""
+    """What the engine asks of a tokenizer; a plugged model may bring its own.
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer."""
+    For large prompts ``encode`` and ``render_chat`` are called in a thread, by one thread at a
+    time, while the event loop goes on to call whatever it needs.
+    """
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -53,23 +52,10 @@ class TokenizerLike(Protocol):
         """Text of a conversation. Raises InvalidRequest if it cannot be rendered."""
 
 
-async def encode_prompt(
-    tokenizer: TokenizerLike, text: str, *, add_special_tokens: bool = True
-) -> list[int]:
-    """Encode without holding up the event loop: inline if short, else in a thread if there is one.
-
-    Raises:
-        InvalidRequest: the text cannot be encoded.
-    """
-    if len(text) < LARGE_TEXT_CHARS or not isinstance(tokenizer, Tokenizer):
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await tokenizer.encode_large(text, add_special_tokens=add_special_tokens)
-
-
 class Tokenizer:
     """A Hugging Face fast tokenizer, with a few threads of its own for large texts.
 
-    The threads start at the first :meth:`encode_large` and end with :meth:`close`. Hand the
+    The threads start at the first :meth:`off_loop` and end with :meth:`close`. Hand the
     tokenizer over: padding and truncation that others set on it are switched off again.
 
     Args:
@@ -94,10 +80,14 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             id for id, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
-        self.vocab_size: int = 1 + max(self._backend.get_vocab().values(), default=-1)
+        vocabulary = self._backend.get_vocab()
+        self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
+        self.chars_per_token = chars_per_token(self._backend, vocabulary)
+        self.lost_chars = lost_chars(vocabulary)
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
+        self._under_way: set[Future[Any]] = set()
         self._tables: dict[bool, PieceTable] = {}
 
     @property
@@ -109,7 +99,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``.
 
-        Holds the GIL throughout, 1 to 4 µs a character: see :meth:`encode_large`.
+        Holds the GIL throughout, 1 to 4 µs a character: see :meth:`encode_without_gil`.
 
         Raises:
             InvalidRequest: ``text`` is not a string or holds a lone surrogate.
@@ -121,18 +111,35 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    async def encode_large(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The same ids as :meth:`encode`, found in a thread that leaves the event loop free.
+    def encode_without_gil(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The same ids as :meth:`encode`; other threads run meanwhile. For a thread.
 
         Raises:
             InvalidRequest: ``text`` is not a string or holds a lone surrogate.
-            EngineClosed: the tokenizer was closed before the text had its turn.
+        """
+        # `encode` holds the GIL for the whole text: a thread would not help. A batch releases it.
+        try:
+            (encoding,) = self._plain_backend().encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except TypeError:
+            raise _unencodable(text) from None
+        ids: list[int] = encoding.ids
+        return ids
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """The result of ``work()``, done in one of the tokenizer's threads.
+
+        Raises:
+            EngineClosed: the tokenizer was closed before the work had its turn.
         """
         if self._closed:
             raise EngineClosed("the tokenizer is closed")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="aiosched-tokenizer")
-        future = self._pool.submit(self._encode_without_gil, text, add_special_tokens)
+        future = self._pool.submit(work)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -165,8 +172,18 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
         )
 
+    @property
+    def busy(self) -> bool:
+        """Whether a thread encodes: ``close`` would wait for it."""
+        return bool(self._under_way)
+
+    def warm_up(self) -> None:
+        """Compile the chat template, which takes some 10 to 50 ms at first. For a thread."""
+        if self.chat_template is not None:
+            prepare_template(self.chat_template)
+
     def close(self) -> None:
-        """Join the threads, after the text that each is at; waiting texts are cancelled."""
+        """Join the threads, after the text that each is at; what waits is cancelled."""
         self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -204,7 +221,7 @@ class Tokenizer:
             return ()
         return tuple(part["type"] for part in state.get("decoders", [state]))
 
-    def _cancelled_by_close(self, future: Future[list[int]]) -> bool:
+    def _cancelled_by_close(self, future: Future[Any]) -> bool:
         task = asyncio.current_task()
         return self._closed and future.cancelled() and not (task and task.cancelling())
 
@@ -214,17 +231,6 @@ class Tokenizer:
         if self._backend.padding is not None:
             self._backend.no_padding()
         return self._backend
-
-    def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
-        # `encode` holds the GIL for the whole text: a thread would not help. A batch releases it.
-        try:
-            (encoding,) = self._plain_backend().encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-        except TypeError:
-            raise _unencodable(text) from None
-        ids: list[int] = encoding.ids
-        return ids
 
 
 def _unencodable(text: object) -> InvalidRequest:

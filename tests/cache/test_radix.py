@@ -185,7 +185,7 @@ def test_inserting_what_is_held_already_changes_nothing() -> None:
     assert again.node is held.node
     assert again.duplicates.tolist() == []
     cache.unlock(again.node, NO_STEP)
-    assert cache.clear() == 2
+    assert cache.evict(cache.pages_evictable) == 2
 
 
 def test_the_tree_keeps_its_own_copy_of_the_page_ids() -> None:
@@ -232,7 +232,7 @@ def test_the_latest_fence_counts_along_the_whole_path() -> None:
     pool, cache = new_cache()
     insert(cache, pool, "AB", fence=9)
     insert(cache, pool, "ABCD", fence=3)
-    assert cache.clear() == 4
+    assert cache.evict(cache.pages_evictable) == 4
     assert pool.advance(3) == 4, "C and D, and the duplicates of A and B"
     assert pool.advance(8) == 0
     assert pool.advance(9) == 2
@@ -270,7 +270,7 @@ def test_the_root_can_be_locked_and_unlocked_like_any_node() -> None:
     cache.lock(cache.root)
     assert cache.pages_evictable == 1
     cache.unlock(cache.root, fence=3)
-    assert cache.clear() == 1
+    assert cache.evict(cache.pages_evictable) == 1
     assert pool.free == pool.total
 
 
@@ -337,7 +337,7 @@ def test_clear_leaves_what_is_locked() -> None:
     kept = cache.insert(text("AB"), pool.allocate(2), cache.root)
     insert(cache, pool, "ABC")
     insert(cache, pool, "XYZ")
-    assert cache.clear() == 4
+    assert cache.evict(cache.pages_evictable) == 4
     assert cached(cache, pool, "ABC") == kept.pages.tolist()
     assert (cache.pages_total, cache.pages_evictable) == (2, 0)
 
@@ -524,7 +524,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        assert self.cache.clear() == self.model_evict(self.NUM_PAGES)
+        assert self.cache.evict(self.cache.pages_evictable) == self.model_evict(self.NUM_PAGES)
 
     @invariant()
     def every_page_has_one_owner(self) -> None:  # C49
@@ -552,7 +552,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.unlock(request.node, request.tokens, request.shared, self.launched)
             own = np.array(request.pages[request.shared :], dtype=np.int32)
             self.pool.release(own, self.launched)
-        self.cache.clear()
+        self.cache.evict(self.cache.pages_evictable)
         self.pool.advance(self.launched)
         assert self.pool.free == self.pool.total
 

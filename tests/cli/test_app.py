@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from talking_model import Cli, TalkingModel
 import aiosched
 import aiosched.cli
 from aiosched.cli.app import app
+from aiosched.cli.plug import Plug
 from aiosched.model.inputs import Model
 
 
@@ -127,3 +130,42 @@ def test_the_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+TALK = Path(__file__).with_name("talk.py")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes the streams")
+def test_closed_standard_streams_are_no_trouble() -> None:
+    program = (
+        "import asyncio, sys, uvloop\n"
+        "import aiosched.cli, aiosched.cli.app\n"
+        "def app(prog_name):\n"
+        "    uvloop.run(asyncio.sleep(0))\n"
+        "    print('unheard')\n"
+        "    sys.exit(repr(sys.stdin.read()))\n"
+        "aiosched.cli.app.app = app\n"
+        "aiosched.cli.main()\n"
+    )
+    closing = 'exec "$0" "$@" <&- >&-'
+    done = subprocess.run(
+        ["sh", "-c", closing, sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "''\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_output_that_cannot_be_written_is_one_line_and_code_1() -> None:
+    args = [sys.executable, str(TALK), "complete", "hello", "--max-tokens", "2"]
+    with open("/dev/full", "w") as full:
+        env = {**os.environ, "PYTHONPATH": str(TALK.parents[1])}
+        done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: [Errno 28]")
+    assert "Traceback" not in done.stderr
+
+
+def test_standard_input_that_is_no_text_is_one_line_and_code_1() -> None:
+    result = CliRunner().invoke(app, ["complete", "-"], input=b"caf\xe9", obj=Plug(TalkingModel()))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: standard input is no text: 'utf-8' codec")

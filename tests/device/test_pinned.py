@@ -35,6 +35,15 @@ def pool(memory) -> PinnedPool:
     return PinnedPool("cpu", memory)
 
 
+def to_device(pool: PinnedPool, array: np.ndarray) -> torch.Tensor:
+    with pool.together() as upload:
+        return upload(array)
+
+
+def allocated_bytes(pool: PinnedPool) -> int:
+    return sum(size * len(buffers) for size, buffers in pool._buffers.items())
+
+
 def addresses(pool: PinnedPool) -> set[int]:
     return {b.memory.data_ptr() for buffers in pool._buffers.values() for b in buffers}
 
@@ -43,7 +52,7 @@ def addresses(pool: PinnedPool) -> set[int]:
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 7), (2, 0, 3)])
 def test_arrays_arrive_with_shape_dtype_and_content(pool, dtype, shape):
     array = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
-    tensor = pool.to_device(array)
+    tensor = to_device(pool, array)
     assert tensor.shape == shape
     assert np.array_equal(tensor.numpy(), array)
     assert tensor.numpy().dtype == dtype
@@ -53,27 +62,49 @@ def test_arrays_arrive_with_shape_dtype_and_content(pool, dtype, shape):
     assert np.array_equal(back, array)
 
 
-def test_a_mapping_travels_in_one_copy(pool, memory):
-    arrays = {
-        "rows": np.arange(3, dtype=np.int64),
-        "allowed": np.array([True, False, True]),
-        "temperature": np.array([0.5, 1.0, 2.0], dtype=np.float32),
-        "none": np.empty(0, dtype=np.int32),
-    }
-    tensors = pool.to_device(arrays)
-    assert list(tensors) == list(arrays)
-    for name, array in arrays.items():
-        assert np.array_equal(tensors[name].numpy(), array)
-        assert tensors[name].data_ptr() % 64 == tensors["rows"].data_ptr() % 64 or not array.size
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == 1
-    assert len(memory.gpu.default.ops) == 1
-    assert pool.to_device({}) == {}
+def test_what_is_uploaded_together_travels_in_one_copy_from_the_second_time_on(pool, memory):
+    arrays = [
+        np.arange(3, dtype=np.int64),
+        np.array([True, False, True]),
+        np.array([0.5, 1.0, 2.0], dtype=np.float32),
+        np.empty(0, dtype=np.int32),
+        np.arange(1000, dtype=np.int32),
+    ]
+    ops = memory.gpu.default.ops
+    for copies in (2, 1):
+        before = len(ops)
+        with pool.together() as upload:
+            tensors = [upload(array) for array in arrays]
+        assert len(ops) - before == copies  # each has an event behind it
+        for tensor, array in zip(tensors, arrays, strict=True):
+            assert np.array_equal(tensor.numpy(), array)
+            assert tensor.storage_offset() * array.itemsize % 64 == 0
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == copies
+    with pool.together():
+        pass
+    assert len(ops) == 3
+
+
+def test_uploads_within_others_have_a_buffer_of_their_own(pool):
+    with pool.together() as upload:
+        first = upload(np.arange(4))
+        second = to_device(pool, np.arange(4, 8))
+    assert first.tolist() == [0, 1, 2, 3]
+    assert second.tolist() == [4, 5, 6, 7]
+
+
+def test_a_buffer_whose_upload_failed_half_way_is_used_again(pool):
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), pool.together() as upload:
+            upload(np.arange(4))
+            _ = 1 // 0
+    assert len(addresses(pool)) == 1
 
 
 def test_arrays_that_are_read_only_or_not_contiguous_are_taken(pool):
     array = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
     array.flags.writeable = False
-    assert np.array_equal(pool.to_device(array).numpy(), array)
+    assert np.array_equal(to_device(pool, array).numpy(), array)
 
 
 def test_tensors_that_are_not_contiguous_are_taken(pool):
@@ -81,21 +112,21 @@ def test_tensors_that_are_not_contiguous_are_taken(pool):
     assert np.array_equal(pool.to_host(tensor), tensor.numpy())
 
 
-def test_the_source_may_change_once_to_device_has_returned(pool):
+def test_the_source_may_change_once_it_is_uploaded(pool):
     array = np.arange(4)
-    tensor = pool.to_device(array)
+    tensor = to_device(pool, array)
     array[:] = -1
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
 def test_a_source_is_reused_only_after_its_copy(pool, memory):
-    pool.to_device(np.arange(4))
+    to_device(pool, np.arange(4))
     (first,) = addresses(pool)
-    pool.to_device(np.arange(4))
+    to_device(pool, np.arange(4))
     assert len(addresses(pool)) == 2  # the first copy is pending
     memory.gpu.run()
     for _ in range(10):
-        pool.to_device(np.arange(4))
+        to_device(pool, np.arange(4))
         memory.gpu.run()
     assert len(addresses(pool)) == 2
     assert first in addresses(pool)
@@ -121,7 +152,7 @@ def test_a_target_is_its_readers_while_a_view_of_it_lives(pool, memory):
         assert np.array_equal(np.asarray(keep).ravel()[-3:], [5, 6, 7])
         del others
     del whole, view, keep
-    pool.to_device(np.zeros(8))
+    to_device(pool, np.zeros(8))
     memory.gpu.run()
     assert tensor.tolist() == [5, 6, 7]
     before = len(addresses(pool))
@@ -134,8 +165,9 @@ def test_a_target_is_its_readers_while_a_view_of_it_lives(pool, memory):
 def test_steps_in_flight_never_share_a_buffer(pool, memory):
     results = []
     for step in range(4):  # the GPU stands still: all four are in flight
-        tensors = pool.to_device({"a": np.full(5, step), "b": np.full(2, -step)})
-        results.append((step, pool.to_host(tensors["a"])))
+        with pool.together() as upload:
+            tensor, _ = upload(np.full(5, step)), upload(np.full(2, -step))
+        results.append((step, pool.to_host(tensor)))
     assert len({array.ctypes.data for _, array in results}) == 4
     memory.gpu.run()
     for step, array in results:
@@ -143,18 +175,18 @@ def test_steps_in_flight_never_share_a_buffer(pool, memory):
 
 
 def test_sizes_are_rounded_up_to_powers_of_two(pool, memory):
-    pool.to_device(np.zeros(1, np.uint8))
-    assert pool.allocated_bytes == SMALLEST
+    to_device(pool, np.zeros(1, np.uint8))
+    assert allocated_bytes(pool) == SMALLEST
     memory.gpu.run()
-    pool.to_device(np.zeros(SMALLEST, np.uint8))
-    assert pool.allocated_bytes == SMALLEST
-    pool.to_device(np.zeros(SMALLEST + 1, np.uint8))
-    assert pool.allocated_bytes == 3 * SMALLEST
+    to_device(pool, np.zeros(SMALLEST, np.uint8))
+    assert allocated_bytes(pool) == SMALLEST
+    to_device(pool, np.zeros(SMALLEST + 1, np.uint8))
+    assert allocated_bytes(pool) == 3 * SMALLEST
 
 
 def test_buffers_serve_inside_and_outside_of_inference_mode(pool, memory):
     with torch.inference_mode():
-        tensor = pool.to_device(np.arange(4))
+        tensor = to_device(pool, np.arange(4))
     memory.gpu.run()
     assert pool.to_host(tensor).tolist() == [0, 1, 2, 3]
     assert len(addresses(pool)) == 1
@@ -174,7 +206,7 @@ def test_a_stalled_stream_sees_what_was_staged_for_it():
 
             def stage(step=step):
                 torch.cuda._sleep(20_000_000)
-                return pool.to_device(np.full(1000, step))
+                return to_device(pool, np.full(1000, step))
 
             staged = device.schedule.launch(stage, step=step, label="stage")
             flights.append(

@@ -25,6 +25,7 @@ from engines import (
 
 from aiosched import Engine, TokenStream
 from aiosched.device.sim import SimDevice
+from aiosched.observe.stats import Status
 from aiosched.scheduler.memory import KVMemory
 from aiosched.scheduler.requests import Request
 from aiosched.testing.hash_model import oracle
@@ -251,6 +252,7 @@ def test_an_abort_after_the_loop_was_closed_does_nothing(run, close):
     streams.pop()
     in_thread(streams.clear)
     gc.collect()
+    engine._status = Status.CLOSED  # or it would warn when it is collected
 
 
 def test_the_first_stop_wins_over_a_later_abort(run):

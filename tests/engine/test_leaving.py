@@ -124,7 +124,7 @@ def assert_empty(engine: Engine) -> None:
     assert not state.live and not state.paused and not state.parked and not state.retiring
     assert not state.prefilling and not state.running.requests and not state.waiting
     assert state.next_deadline is None and not state._deadlines
-    assert not runtime._core._in_flight and not runtime._core._future_map.pending
+    assert not runtime._core._in_flight and not runtime._core._future_map._expected
     assert not any(state.table.owner)
     assert state.table.free == state.table.count
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
+from crowd import check, serve, serve_alone
 from hypothesis import HealthCheck, given, settings
-from traffic import Scenario, check, scenarios, serve, serve_alone
+from traffic import Scenario, scenarios
 
 from aiosched.testing.clock import VirtualClock
 
@@ -25,7 +26,7 @@ def serve_and_check(scenario: Scenario) -> None:
 
 @given(scenarios())
 @settings(
-    max_examples=60,
+    max_examples=40,
     derandomize=True,
     database=None,
     deadline=None,

@@ -69,9 +69,11 @@ def test_a_queue_of_none_takes_what_can_run_and_no_more(vrun):
 def test_the_n_answers_of_a_prompt_take_n_places(vrun):
     async def main():
         async with small_engine(max_queued_requests=2, **ONE_AT_A_TIME) as engine:
+            running = engine.generate(prompt(1, 9), greedy(3))
             with pytest.raises(QueueFull):
-                engine.generate(prompt(0, 9), greedy(3, n=4))
-            assert engine.stats().waiting == 0
+                engine.generate(prompt(0, 9), greedy(3, n=3))
+            assert engine.stats().waiting == 1
+            await running
             await engine.complete(prompt(0, 9), greedy(3, n=3))
 
     vrun(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,6 +14,7 @@ from engines import (
     greedy,
     prompt,
     settle,
+    slow_device,
     small_engine,
     tokens_of,
     turns,
@@ -29,10 +29,6 @@ from aiosched.testing.hash_model import HashModel, oracle
 
 VirtualRun = Callable[[Coroutine[Any, Any, Any]], Any]
 OVERLAPPED = (1, 2, 3)
-
-
-def slow_device() -> SimDevice:
-    return SimDevice(forward_time=0.01, copy_time=0.005)
 
 
 def only_request(engine: Engine) -> Request:
@@ -145,52 +141,6 @@ def test_a_result_applies_only_in_the_epoch_that_it_was_computed_in(
     vrun(main())
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_two_requests_that_each_need_the_whole_pool_both_end(
-    vrun: VirtualRun, depth: int
-) -> None:  # C52
-    async def steps(together: bool) -> int:
-        prompts = [prompt(i, 16) for i in range(2)]
-        engine = small_engine(None, slow_device(), kv_tokens=64, page_size=1, overlap_depth=depth)
-        async with engine:
-            Watch(engine)
-            if together:
-                await asyncio.gather(*(engine.complete(ids, greedy(49)) for ids in prompts))
-            else:
-                for ids in prompts:
-                    done = await engine.complete(ids, greedy(49))
-                    assert list(done.token_ids) == oracle(ids, 49)
-            return engine.stats().steps
-
-    alone = vrun(steps(together=False))
-    assert vrun(steps(together=True)) <= 3 * alone
-
-
-def test_overlap_does_not_make_retractions_frequent(vrun: VirtualRun) -> None:  # C52
-    async def retractions(depth: int) -> int:
-        engine = small_engine(
-            None,
-            slow_device(),
-            kv_tokens=192,
-            page_size=4,
-            overlap_depth=depth,
-            max_running_requests=16,
-        )
-        async with engine:
-            watch = Watch(engine, every=50)
-            prompts = [prompt(i, 1 + i % 11) for i in range(500)]
-            streams = [engine.generate(ids, greedy(2 + i % 23)) for i, ids in enumerate(prompts)]
-            got = await asyncio.gather(*(tokens_of(stream) for stream in streams))
-            for i, tokens in enumerate(got[::50]):
-                assert tokens == oracle(prompts[50 * i], 2 + 50 * i % 23)
-            assert watch.barren <= 4 * (depth + 2)
-            return engine.stats().retractions
-
-    plain = vrun(retractions(0))
-    assert plain > 0
-    assert vrun(retractions(2)) <= 2 * plain
-
-
 @pytest.mark.parametrize("depth", OVERLAPPED)
 def test_the_first_token_comes_once_if_its_step_was_in_flight_at_the_retraction(
     vrun: VirtualRun, depth: int
@@ -209,37 +159,6 @@ def test_the_first_token_comes_once_if_its_step_was_in_flight_at_the_retraction(
             events = await _events(engine.generate(ids, greedy(4)))
             assert [(t.index, t.id) for t in events] == list(enumerate(oracle(ids, 4)))
             assert engine.stats().retractions == 1
-
-    vrun(main())
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_whoever_sits_out_a_step_for_want_of_budget_is_not_retracted(
-    vrun: VirtualRun, depth: int
-) -> None:  # C54
-    async def main() -> None:
-        model, prompts = WatchedModel(), [prompt(i, 2) for i in range(8)]
-        engine = small_engine(
-            model,
-            slow_device(),
-            overlap_depth=depth,
-            max_batch_tokens=4,
-            max_unread_tokens=3,
-            page_size=1,
-        )
-        async with engine:
-            Watch(engine)
-            streams = [engine.generate(ids, greedy(20)) for ids in prompts]
-            # Those who wait for readers make place for others.
-            await until(lambda: engine.stats().paused == 8)
-            before = len(model.steps)
-            got = await asyncio.gather(*(tokens_of(stream) for stream in streams))
-            assert got == [oracle(ids, 20) for ids in prompts]
-            assert engine.stats().retractions == 0
-        turns_taken = model.batches[before + depth : before + depth + 10]
-        assert all(len(rows) == 4 for rows in turns_taken)
-        for first, second in itertools.pairwise(turns_taken):
-            assert len({*first, *second}) == 8
 
     vrun(main())
 
@@ -303,37 +222,6 @@ def test_penalties_count_prompt_and_answer_after_a_retraction(
     assert vrun(run(4, 9, 10, 20)) == plain
 
 
-def test_the_victim_is_the_latest_of_the_lowest_priority(vrun: VirtualRun) -> None:  # C57
-    async def main() -> None:
-        engine = small_engine(
-            None, slow_device(), kv_tokens=40, page_size=1, overlap_depth=1, prefix_cache=False
-        )
-        async with engine:
-            Watch(engine)
-            state = state_of(engine)
-            state.new_token_ratio = 0.0  # nothing is kept for growth: retraction must happen
-            prompts, priorities = [prompt(i, 8) for i in range(3)], (0, 0, 5)
-            readers = []
-            for ids, priority in zip(prompts, priorities, strict=True):
-                stream = engine.generate(ids, greedy(20), priority=priority)
-                readers.append(asyncio.ensure_future(tokens_of(stream)))
-                await asyncio.sleep(0)
-            requests = sorted(state_after_intake(engine), key=lambda r: r.key[1])
-            await until(lambda: state.retractions > 0)
-            assert [r.retractions for r in requests] == [0, 1, 0]
-            # It stands before a new one of its priority.
-            newcomer = asyncio.ensure_future(tokens_of(engine.generate([1, 2], greedy(2))))
-            await turns()
-            assert list(state.waiting) != []
-            first = state.waiting.pop()
-            assert first is requests[1]
-            state.waiting.push(first)
-            assert await asyncio.gather(*readers) == [oracle(ids, 20) for ids in prompts]
-            assert await newcomer == oracle([1, 2], 2)
-
-    vrun(main())
-
-
 @pytest.mark.parametrize("depth", OVERLAPPED)
 def test_an_abort_ends_one_that_waits_after_a_retraction(
     vrun: VirtualRun, depth: int
@@ -360,19 +248,6 @@ def test_an_abort_ends_one_that_waits_after_a_retraction(
             assert_baseline(engine)
 
     vrun(main())
-
-
-def state_after_intake(engine: Engine) -> set[Request]:
-    engine._runtime.intake()
-    return set(state_of(engine).live)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came")
 
 
 async def _events(stream: Any) -> list[Token]:

@@ -13,10 +13,10 @@ import weakref
 import pytest
 from engines import DEPTHS, assert_baseline, greedy, prompt, settle, small_engine, tokens_of
 
-from aiosched import EngineClosed
+from aiosched import Engine, EngineClosed, InvalidConfig
 from aiosched.device.cpu import CpuDevice
 from aiosched.device.sim import SimDevice
-from aiosched.testing.hash_model import oracle
+from aiosched.testing.hash_model import HashModel, oracle
 
 PROMPT = prompt(1, 9)
 ANSWER = oracle(PROMPT, 40)
@@ -159,3 +159,108 @@ def test_a_close_that_is_cancelled_can_be_repeated(vrun):
             await anext(stream)
 
     vrun(main())
+
+
+@pytest.mark.parametrize("device_kind", [CpuDevice, SimDevice])
+def test_a_close_that_is_cancelled_at_once_still_joins_the_threads(run, device_kind):
+    async def main():
+        before = set(threading.enumerate())
+        engine = small_engine(device=device_kind())
+        await engine.open()
+        stream = engine.generate(PROMPT, greedy(200))
+        await anext(stream)
+        closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        assert set(threading.enumerate()) == before
+
+    run(main())
+
+
+def test_a_second_close_returns_when_the_first_has_closed(run):
+    async def main():
+        before = set(threading.enumerate())
+        engine = small_engine(device=CpuDevice())
+        await engine.open()
+        await anext(engine.generate(PROMPT, greedy(200)))
+        first = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)
+        await engine.close()
+        assert set(threading.enumerate()) == before
+        await first
+
+    run(main())
+
+
+def test_an_engine_that_is_closed_while_it_opens_stays_closed(run):
+    async def main():
+        before = set(threading.enumerate())
+        engine = Engine(HashModel(), device="cpu", kv_tokens=1024)
+        opening = asyncio.ensure_future(engine.open())
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineClosed, match="while it was being opened"):
+            await opening
+        assert engine.health().status == "closed"
+        assert set(threading.enumerate()) == before
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), InvalidConfig),
+        (ZeroDivisionError("a fault of the model's own"), ZeroDivisionError),
+    ],
+)
+def test_an_engine_that_gets_no_kv_pool_says_why_and_leaves_nothing(run, error, raised):
+    class Poor(HashModel):
+        def make_kv(self, num_pages, page_size):
+            raise error
+
+    async def main():
+        before = set(threading.enumerate())
+        engine = small_engine(Poor(), CpuDevice())
+        with pytest.raises(raised, match=r"memory|own"):
+            await engine.open()
+        assert set(threading.enumerate()) == before
+        await engine.close()
+
+    run(main())
+
+
+def test_an_engine_that_is_dropped_open_warns_and_lets_its_threads_end(recwarn):
+    """The scheduler's task is dropped with it, which the event loop reports by itself."""
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        await small_engine(device=CpuDevice()).open()
+        for _ in range(3):  # until the scheduler sleeps; before, the event loop knows its task
+            await asyncio.sleep(0)
+        gc.collect()
+        assert any("unclosed engine" in str(w.message) for w in recwarn)
+        await asyncio.sleep(0)
+
+    before = set(threading.enumerate())
+    asyncio.run(main())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+    assert set(threading.enumerate()) <= before
+    assert any("unclosed engine" in str(w.message) for w in recwarn)
+
+
+def test_an_engine_dropped_after_its_event_loop_lets_its_threads_end(recwarn):
+    async def main():
+        return await small_engine(device=CpuDevice()).open()
+
+    before = set(threading.enumerate())
+    engine = asyncio.run(main())
+    del engine
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+    assert set(threading.enumerate()) <= before
+    assert any("unclosed engine" in str(w.message) for w in recwarn)

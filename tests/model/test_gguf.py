@@ -15,11 +15,17 @@ from gguf.quants import dequantize, quantize
 from paged_steps import greedy
 
 from aiosched.errors import ModelLoadError
+from aiosched.model import gguf_model
 from aiosched.model.gguf_file import GGUFFile
 from aiosched.model.gguf_tokenizer import load_gguf_tokenizer
 from aiosched.model.loader import load_model
 from aiosched.model.transformers_model import TransformersModel
 
+GEMMA2_NAMES = {
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_attention_layernorm": "post_attention_norm",
+}
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -85,7 +91,8 @@ def write_gguf(
                 )
                 halves = values.reshape(heads, 2, -1, values.shape[-1])
                 values = halves.swapaxes(1, 2).reshape(values.shape)
-            for theirs, ours in GGUF_NAMES.items():
+            names = GEMMA2_NAMES if architecture == "gemma2" else {}
+            for theirs, ours in (GGUF_NAMES | names).items():
                 name = name.replace(theirs, ours)
             writer.add_tensor(name, np.ascontiguousarray(values))
     writer.write_header_to_file()
@@ -122,6 +129,53 @@ def test_a_converted_model_computes_what_the_original_does(
     assert greedy(loaded, [7, 8, 9, 10], 12) == greedy(
         TransformersModel(original), [7, 8, 9, 10], 12
     )
+
+
+def tiny_gemma2() -> Any:
+    config = transformers.Gemma2Config(
+        vocab_size=261, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        eos_token_id=257, bos_token_id=256, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = transformers.Gemma2ForCausalLM(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        # Small beside what the layers add to it, or the model would echo its last token.
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.02)
+    return model
+
+
+def test_other_families_go_through_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    original = tiny_gemma2()
+    norms = [p for name, p in original.named_parameters() if "norm" in name]
+    with torch.no_grad():
+        for parameter in norms:
+            parameter.add_(1)  # as llama.cpp keeps them
+        path = write_gguf(
+            tmp_path / "m.gguf", "gemma2", original, **{"tokenizer.ggml.pre": "gpt-2"}
+        )
+        for parameter in norms:
+            parameter.sub_(1)
+
+    loaded = load_model(str(path), dtype="float32")
+
+    answer = greedy(loaded, [7, 8, 9, 10], 12)
+    assert answer == greedy(TransformersModel(original), [7, 8, 9, 10], 12)
+    assert len(set(answer)) > 3
+    assert loaded.eos_token_ids == (257,)
+    assert loaded.tokenizer is not None
+
+
+def test_without_accelerate_other_families_are_refused_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "gemma2", **{"tokenizer.ggml.pre": "gpt-2"})
+    monkeypatch.setattr(gguf_model, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match=r"'gemma2'.*accelerate.*aiosched-engine\[gguf\]"):
+        load_model(str(path))
 
 
 def test_metadata_and_tensors_are_read_as_written(tmp_path: Path) -> None:

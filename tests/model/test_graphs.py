@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -136,6 +137,15 @@ def test_a_replayed_batch_gives_the_logits_of_a_plain_forward(model: PlannedSum)
         assert torch.equal(got, plain)
 
 
+def test_a_replay_does_not_ask_again_whether_the_model_plans(
+    model: PlannedSum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, _ = graphs_over(model)
+    graphs.forward(staged(decode_step([5])))
+    monkeypatch.delattr("aiosched.model.graphs.PlannedModel")
+    graphs.forward(staged(decode_step([6])))
+
+
 def test_each_size_is_captured_once(model: PlannedSum) -> None:
     graphs, _ = graphs_over(model)
     for n in (3, 4, 3, 1, 9, 12):
@@ -174,6 +184,20 @@ def test_warming_up_captures_all_sizes_the_largest_first(model: PlannedSum) -> N
     assert model.captures == [12, 8, 4, 2, 1]
     graphs.forward(staged(decode_step([5] * 5)))
     assert len(model.captures) == 5
+
+
+def test_warming_up_ends_with_the_size_at_which_it_is_given_up(model: PlannedSum) -> None:
+    graphs, _ = graphs_over(model)
+    given_up = threading.Event()
+    plan = model.plan
+
+    def plan_and_give_up(inputs: DeviceInputs, kv: object) -> None:
+        plan(inputs, kv)
+        given_up.set()
+
+    model.plan = plan_and_give_up  # type: ignore[method-assign]
+    graphs.warm_up(PAGE, given_up)
+    assert model.captures == [12]
 
 
 def test_only_a_batch_of_nothing_but_decodes_fits(model: PlannedSum) -> None:

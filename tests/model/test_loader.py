@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import threading
 import zipfile
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from paged_steps import greedy
 from transformers.utils import logging as transformers_logging
 
@@ -288,6 +290,65 @@ def test_loading_prints_nothing_and_leaves_logging_as_it_was(
     assert capfd.readouterr() == ("", "")
     after = (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled())
     assert before == after
+
+
+def test_threads_that_load_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = [threading.Event(), threading.Event()]
+    together = []
+
+    def load(name: str, *args: object) -> None:
+        entered[int(name)].set()
+        if name == "0":
+            second.start()
+            together.append(entered[1].wait(0.3))
+        raise ModelLoadError("seen enough")
+
+    def run(name: str) -> None:
+        with pytest.raises(ModelLoadError, match="seen enough"):
+            load_model(name)
+
+    monkeypatch.setattr(loader, "_load", load)
+    second = threading.Thread(target=run, args=("1",))
+    run("0")
+    second.join(10.0)
+    assert together == [False]
+    assert entered[1].is_set()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("qwen3-0.6b?hidden_sizes=64", "no setting 'hidden_sizes'"),
+        ("llama?hidden_sizes=64", "no setting 'hidden_sizes'"),
+        ("", "no shape"),
+    ],
+)
+def test_a_dummy_with_a_setting_that_there_is_not_is_an_error(spec: str, said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        load_model(f"dummy:{spec}")
+
+
+def test_a_folder_of_nobody_is_an_error() -> None:
+    with pytest.raises(ModelLoadError, match="home"):
+        load_model("~no-such-user/model")
+    with pytest.raises(ModelLoadError, match="cache_dir"):
+        load_model("smollm2-135m-instruct", cache_dir="~no-such-user")
+
+
+def test_the_hub_client_is_quiet_while_it_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flaky(*args: object, **settings: object) -> None:
+        hub_logging.get_logger("huggingface_hub.utils._http").warning("Retrying in 1s")
+        raise OSError("offline")
+
+    before = hub_logging.get_verbosity()
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
+    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", flaky)
+    with pytest.raises(ModelLoadError, match="offline"):
+        load_model("owner/name")
+    assert not caplog.records
+    assert hub_logging.get_verbosity() == before
 
 
 def test_the_default_model_is_pinned() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 
 from aiosched.device.cpu import CpuDevice
+from aiosched.device.happens_before import RaceError
+from aiosched.device.pinned import PinnedPool
 from aiosched.device.sim import SimDevice
 from aiosched.model.inputs import (
     DeviceInputs,
@@ -113,7 +118,7 @@ class Rig:
         self.model = model
         self.device = self.make_device()
         self.relay = FutureMap(8, debug=True)
-        self.runner = ModelRunner(model, self.device, self.relay, 20, PAGE, 8)
+        self.runner = ModelRunner(model, self.device, self.relay, 20, PAGE, 8, max_running=8)
 
     async def __aenter__(self) -> Rig:
         self.device.open(asyncio.get_running_loop())
@@ -142,7 +147,7 @@ def test_a_step_reads_its_tokens_from_the_step_before_it_without_the_host() -> N
             rig.launch(1, [Seq(3, (10, 11)), Seq(5, (20,))])
             rig.launch(2, [Seq(5, length=1), Seq(3, length=2)])
             rig.launch(3, [Seq(3, length=3), Seq(1, (30, 31, 32))])
-            assert rig.relay.pending == 3
+            assert len(rig.relay._expected) == 3
             assert [await rig.tokens(step) for step in (1, 2, 3)] == [[12, 21], [22, 13], [14, 33]]
             assert rig.model.seen == [[10, 11, 20], [21, 12], [13, 30, 31, 32]]
 
@@ -260,7 +265,7 @@ def test_deferred_sampling_takes_inputs_that_come_later() -> None:
             inputs = step_of(1, [Seq(1, (10,))])
             launched = rig.runner.launch_forward(inputs)
             await launched.forward
-            assert rig.relay.pending == 0
+            assert len(rig.relay._expected) == 0
             step = rig.runner.launch_sample(launched, late)
             assert step.memory is launched.memory
             rig.launch(2, [Seq(1, length=1)])
@@ -280,7 +285,7 @@ def test_deferred_sampling_without_new_inputs_uses_those_of_the_step() -> None:
     asyncio.run(main())
 
 
-def test_logits_die_with_their_step_and_inputs_when_it_is_released() -> None:
+def test_logits_die_with_their_step_and_inputs_with_the_last_reference_to_it() -> None:
     """C14: nothing of a step outlives it, on the runner or elsewhere."""
 
     async def main() -> None:
@@ -293,11 +298,9 @@ def test_logits_die_with_their_step_and_inputs_when_it_is_released() -> None:
             await rig.device.copy.launch(lambda: None, step=4, label="barrier")
             gc.collect()
             assert [ref() for ref in rig.model.logits] == [None] * 3
-            assert launched.memory.staged is not None
             memory = weakref.ref(third.memory)
-            launched.release()
-            del third
-            assert launched.memory.staged is None
+            assert launched.memory.staged is not None
+            del launched, third
             assert memory() is None
             assert [ref() for ref in rig.model.inputs] == [None] * 3
 
@@ -351,10 +354,141 @@ def test_a_forward_that_raises_fails_its_step_and_not_the_launch() -> None:
     asyncio.run(main())
 
 
+def test_a_step_goes_to_the_device_in_one_copy_and_comes_back_in_one() -> None:
+    gpu = FakeCuda()
+
+    class Memory:
+        def empty(self, nbytes: int) -> torch.Tensor:
+            return torch.empty(nbytes, dtype=torch.uint8)
+
+        def new_event(self) -> object:
+            return gpu.Event()
+
+    sampling = SamplingInputs(
+        temperature=np.ones(2, np.float32),
+        top_k=np.array([1, 1]),
+        top_p=np.full(2, 0.9, np.float32),
+        uniform=np.full(2, 0.5, np.float32),
+    )
+
+    async def main() -> None:
+        async with Rig(CountingModel()) as rig:
+            rig.runner._transfers = PinnedPool("cpu", Memory())
+            copies = []
+            for step in (1, 2, 3):
+                before = len(gpu.default.ops)  # every copy has an event behind it
+                rows = (1, 2)
+                tokens = (10, 11) if step == 1 else ()
+                length = 0 if step == 1 else step
+                rig.launch(
+                    step, [Seq(row, tokens, length=length) for row in rows], sampling=sampling
+                )
+                assert await rig.tokens(step) == [10 + step + 1] * 2
+                copies.append(len(gpu.default.ops) - before)
+            assert copies[1:] == [2, 2]
+
+    asyncio.run(main())
+
+
 def test_without_cuda_there_is_nothing_to_warm_up() -> None:
     async def main() -> None:
         async with Rig(CountingModel()) as rig:
-            assert rig.runner.warm_up() is None
+            await rig.runner.warm_up()
+            assert rig.model.seen == []
+
+    asyncio.run(main())
+
+
+class PlanningModel(CountingModel):
+    def plan(self, inputs: DeviceInputs, kv: object) -> None:
+        """Nothing to prepare."""
+
+
+class CudaLike(CpuDevice):
+    """Named a GPU, so that the runner prepares graphs."""
+
+    kind = "cuda"
+
+
+def runner_with_graphs(max_running: int) -> ModelRunner:
+    return ModelRunner(PlanningModel(), CudaLike(), FutureMap(8), 20, PAGE, 8, max_running)
+
+
+def test_graphs_are_made_for_batches_as_large_as_run_and_not_for_every_row() -> None:
+    graphs = runner_with_graphs(max_running=3)._graphs
+    assert graphs is not None
+    assert graphs.fits(step_of(1, [Seq(row, length=1) for row in (1, 2, 3)]))
+    assert not graphs.fits(step_of(1, [Seq(row, length=1) for row in (1, 2, 3, 4)]))
+
+
+def without_cuda_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+
+def test_graphs_are_captured_in_a_thread_while_the_loop_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_cuda_streams(monkeypatch)
+    runner = runner_with_graphs(max_running=3)
+    begun, go_on, seen = threading.Event(), threading.Event(), []
+
+    def warm_up(page_size: int, given_up: threading.Event) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        seen.append((page_size, given_up.is_set(), torch.is_inference_mode_enabled()))
+
+    monkeypatch.setattr(runner._graphs, "warm_up", warm_up)
+
+    async def main() -> None:
+        warming = asyncio.create_task(runner.warm_up())
+        await asyncio.sleep(0)
+        assert begun.wait(10)  # the loop is here, and the capture under way
+        go_on.set()
+        await warming
+        assert seen == [(PAGE, False, True)]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_warm_up_gives_up_the_captures_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda_streams(monkeypatch)
+    runner = runner_with_graphs(max_running=3)
+    begun, ended = threading.Event(), threading.Event()
+
+    def warm_up(page_size: int, given_up: threading.Event) -> None:
+        begun.set()
+        assert given_up.wait(10)
+        ended.set()
+
+    monkeypatch.setattr(runner._graphs, "warm_up", warm_up)
+
+    async def main() -> None:
+        warming = asyncio.create_task(runner.warm_up())
+        await asyncio.sleep(0)
+        assert begun.wait(10)
+        warming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await warming
+        assert ended.wait(10)
+
+    asyncio.run(main())
+
+
+def test_a_checking_device_catches_a_host_that_touches_a_step_in_flight() -> None:
+    async def main() -> None:
+        device, relay = SimDevice(), FutureMap(8)
+        device.open(asyncio.get_running_loop())
+        runner = ModelRunner(CountingModel(), device, relay, 20, PAGE, 8, max_running=8)
+        launched = runner.launch(step_of(1, [Seq(1, (10,))]))
+        with pytest.raises(RaceError, match="write by the host behind the read"):
+            device.host_access(writes=(launched.inputs,))
+        with pytest.raises(RaceError, match="read by the host behind the write"):
+            device.host_access(reads=(launched.memory,))
+        await relay.arrival(1)
+        device.host_access(reads=(launched.memory,), writes=(launched.inputs,))
+        device.close(10)
 
     asyncio.run(main())
 
@@ -384,5 +518,7 @@ def test_launch_names_the_shared_buffers_it_touches() -> None:
             assert any(one is rig.runner.kv for one in declared["forward"])
             for label in ("stage", "forward", "copy"):
                 assert any(one is launched.memory for one in declared[label])
+            for label in ("stage", "forward"):
+                assert any(one is launched.inputs for one in declared[label])
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from aiosched.model.draws import uniform_draws
 from aiosched.model.inputs import SamplingInputs, TrackedReset
 from aiosched.model.sampler import SampleOutput, Sampler
 from aiosched.model.staging import stage_sampling
-from aiosched.model.tracking import MAX_BAD_WORD_TOKENS
+from aiosched.params import MAX_BAD_WORD_TOKENS
 
 INF = math.inf
 

@@ -85,6 +85,22 @@ def test_with_the_switch_each_prefill_waits_for_the_one_before(vrun, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_waits_for_several_results_counts_once(vrun, depth):
+    """Decode steps are in flight too when the chunks of a second prompt wait for one another."""
+
+    async def main():
+        settings = {"overlap_depth": depth, "disable_consecutive_prefill_overlap": True}
+        async with small_engine(prefill_chunk_tokens=16, **settings) as engine:
+            first = engine.generate(PROMPT[:8], greedy(30))
+            for _ in range(4):
+                await anext(first)
+            await engine.complete(PROMPT, greedy(2))
+            return engine.stats()
+
+    assert vrun(main()).not_overlapped == {"consecutive prefill": 5}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 def test_without_the_switch_every_step_overlaps(vrun, depth):
     assert vrun(two_prompts_in_chunks(overlap_depth=depth)).not_overlapped == {}
 

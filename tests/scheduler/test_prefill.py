@@ -114,9 +114,46 @@ def test_a_family_waits_for_its_prompt_to_be_read_once(ready: bool) -> None:  # 
     step = launch(state, chunks)
     land(state, step, siblings[0], stranger)
     state.memory.share(siblings[0])
-    family.prompt_ready = ready
+    assert set(state.waiting) == set(siblings[1:])
+    assert not state.waiting._heap  # no plan looks at them again
+    if ready:
+        family.prompt_ready = True
+        state.release_family(family)
     later = [(sibling, 8, 9) for sibling in siblings[1:]] if ready else []
     assert cut(planner.plan(100)) == later
+    audit(state)
+
+
+@pytest.mark.parametrize("gone", range(3))
+def test_a_family_whose_leader_ends_waits_for_it_no_longer(gone: int) -> None:
+    state, family, ids = make_state(rows=8), Family(), prompt(1, 9)
+    siblings = [make_request(ids, family=family) for _ in range(3)]
+    for request in siblings:
+        state.push(request)
+    planner = PrefillPlanner(state, max_running=8)
+    step = launch(state, planner.plan(4))
+    assert planner.plan(0) == [] and len(planner.plan(100)) == 1
+    state.finish(siblings[gone], FinishReason.DEADLINE)
+    state.finish(siblings[0], FinishReason.ABORT)
+    land(state, step)
+    left = [sibling for sibling in siblings if not sibling.finished]
+    assert [chunk.request for chunk in planner.plan(100)] == left
+    audit(state)
+
+
+def test_those_whose_readers_read_again_come_before_the_queue() -> None:
+    state = make_state()
+    admit(state, request := make_request(4))
+    land(state, run_step(state, request), request)
+    state.pause(request)
+    state.resume(request)
+    (newcomer,) = wait(state, 3)
+    planner = PrefillPlanner(state, max_running=1)
+    assert planner.plan(100) == []
+    state.fill_places(1)
+    assert planner.plan(100) == []
+    state.finish(request, FinishReason.ABORT)
+    assert cut(planner.plan(100)) == [(newcomer, 0, 3)]
     audit(state)
 
 

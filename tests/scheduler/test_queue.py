@@ -57,6 +57,21 @@ def test_whoever_leaves_is_never_popped_and_not_remembered() -> None:
         assert len(queue._heap) <= 2 * len(waiting)
 
 
+def test_one_that_is_set_aside_counts_but_has_no_turn_until_it_is_put_back() -> None:
+    first, second, third = (make_request() for _ in range(3))
+    queue = WaitingQueue()
+    for request in (first, second, third):
+        queue.push(request)
+    for _ in range(2):
+        queue.set_aside(queue.pop() or third)
+    assert len(queue) == 3 and queue.pop() is third and queue.pop() is None
+    queue.remove(first)
+    for request in (second, first):
+        queue.put_back(request)
+    assert pop_all(queue) == [second]
+    assert len(queue) == 0
+
+
 def test_removing_a_stranger_does_nothing() -> None:
     queue, request = WaitingQueue(), make_request()
     queue.push(request)

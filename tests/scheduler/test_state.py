@@ -36,6 +36,9 @@ def in_state(state: SchedulerState, wanted: State) -> Request:
             state.retire(request)
         case State.PAUSED:
             state.pause(request)
+        case State.RESUMING:
+            state.pause(request)
+            state.resume(request)
         case State.PARKED:
             state.pause(request)
             state.retract(request)
@@ -74,12 +77,14 @@ def test_a_second_end_changes_nothing(place: State) -> None:  # C34
     audit(state)
 
 
-@pytest.mark.parametrize("place", [State.PREFILL, State.DECODE, State.PAUSED])
+@pytest.mark.parametrize("place", [State.PREFILL, State.DECODE, State.PAUSED, State.RESUMING])
 def test_a_retracted_request_holds_nothing(place: State) -> None:
     state = make_state()
     request = in_state(state, place)
     generation = int(state.table.generation[row := request.row])
+    request.tracked_row = row
     state.retract(request)
+    assert request.tracked_row == 0  # in the same row again, its counts are loaded again
     state.memory.advance(state.step)
     assert request.row == 0 and request.node is None
     assert request.state is (State.PARKED if place is State.PAUSED else State.QUEUED)
@@ -94,11 +99,30 @@ def test_a_pause_and_a_return_before_the_next_plan_list_nobody_twice() -> None:
     assert len(state.running) == 2
     state.pause(request)
     state.resume(request)
+    state.fill_places(8)
     assert state.running.turn(8).tolist() == [other.row, request.row]
     state.pause(other)
     state.resume(other)
+    state.fill_places(8)
     state.pause(other)
     assert state.running.turn(8).tolist() == [request.row]
+    audit(state)
+
+
+def test_those_whose_readers_read_again_wait_for_places_in_order() -> None:
+    state = make_state()
+    first, second, runs = (decoding(state) for _ in range(3))
+    for request in (second, first):
+        state.pause(request)
+        state.resume(request)
+    state.fill_places(1)
+    assert (first.state, second.state) == (State.RESUMING, State.RESUMING)
+    state.fill_places(2)
+    assert (first.state, second.state) == (State.DECODE, State.RESUMING)
+    state.pause(second)  # tokens that were in flight have filled it up again
+    state.finish(runs, FinishReason.ABORT)
+    state.fill_places(2)
+    assert second.state is State.PAUSED
     audit(state)
 
 

@@ -248,10 +248,10 @@ def test_a_template_is_compiled_once() -> None:
     from aiosched.text.chat import _environment
 
     template = "{{ 'compiled once' }}"
-    before = _environment()._compiled.cache_info()
+    before = _environment().compiled.cache_info()
     render(template)
     render(template)
-    after = _environment()._compiled.cache_info()
+    after = _environment().compiled.cache_info()
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
 
 

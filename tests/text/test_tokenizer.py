@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from aiosched.errors import EngineClosed, InvalidRequest
-from aiosched.text.tokenizer import LARGE_TEXT_CHARS, Tokenizer, encode_prompt
+from aiosched.text.tokenizer import Tokenizer
 
 CHATML = "{% for m in messages %}{{ bos_token ~ m.role ~ ':' ~ m.content ~ eos_token }}{% endfor %}"
 
@@ -37,6 +37,10 @@ def make(**options: Any) -> Tokenizer:
         PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>"),
         **options,
     )
+
+
+async def encode_large(tokenizer: Tokenizer, text: Any) -> list[int]:
+    return await tokenizer.off_loop(lambda: tokenizer.encode_without_gil(text))
 
 
 def tokenizer_threads() -> list[str]:
@@ -68,7 +72,7 @@ def test_truncation_and_padding_of_others_do_not_reach_a_prompt() -> None:
     tokenizer._backend.enable_padding(length=64)
     assert tokenizer.encode("the cat sat") == ids
     tokenizer._backend.enable_truncation(2)
-    assert asyncio.run(tokenizer.encode_large("the cat sat")) == ids
+    assert asyncio.run(encode_large(tokenizer, "the cat sat")) == ids
     tokenizer.close()
 
 
@@ -80,7 +84,7 @@ def test_truncation_and_padding_of_others_do_not_reach_a_prompt() -> None:
 def test_what_cannot_be_encoded_is_refused_and_named(text: Any, said: str, large: bool) -> None:
     tokenizer = make()
     with pytest.raises(InvalidRequest, match=said) as caught:
-        asyncio.run(tokenizer.encode_large(text)) if large else tokenizer.encode(text)
+        asyncio.run(encode_large(tokenizer, text)) if large else tokenizer.encode(text)
     assert caught.value.field == "prompt"
     tokenizer.close()
 
@@ -89,31 +93,17 @@ def test_a_large_text_gives_the_same_ids_in_a_thread() -> None:
     tokenizer = make()
     text = "the cat 世界 " * 1_000
     assert tokenizer_threads() == []
-    assert asyncio.run(tokenizer.encode_large(text)) == tokenizer.encode(text)
+    assert asyncio.run(encode_large(tokenizer, text)) == tokenizer.encode(text)
     assert len(tokenizer_threads()) == 1
     tokenizer.close()
     assert tokenizer_threads() == []
-
-
-def test_only_large_texts_take_a_thread() -> None:
-    tokenizer = make()
-    short, large = "a" * (LARGE_TEXT_CHARS - 1), "a" * LARGE_TEXT_CHARS
-
-    async def main() -> None:
-        assert await encode_prompt(tokenizer, short) == tokenizer.encode(short)
-        assert tokenizer_threads() == []
-        assert await encode_prompt(tokenizer, large) == tokenizer.encode(large)
-        assert len(tokenizer_threads()) == 1
-
-    asyncio.run(main())
-    tokenizer.close()
 
 
 def test_the_event_loop_turns_while_a_large_text_is_encoded() -> None:
     tokenizer = make()
 
     async def main() -> int:
-        task = asyncio.create_task(tokenizer.encode_large("the cat sat on the mat " * 40_000))
+        task = asyncio.create_task(encode_large(tokenizer, "the cat sat on the mat " * 40_000))
         turns = 0
         while not task.done():
             await asyncio.sleep(0.001)
@@ -131,20 +121,20 @@ def test_a_closed_tokenizer_says_so() -> None:
     tokenizer.close()
     tokenizer.close()
     with pytest.raises(EngineClosed):
-        asyncio.run(tokenizer.encode_large("x"))
+        asyncio.run(encode_large(tokenizer, "x"))
     assert tokenizer_threads() == []
 
 
 def blocked(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Make texts wait in their thread until the event is set."""
     gate = threading.Event()
-    encode = tokenizer._encode_without_gil
+    encode = tokenizer.encode_without_gil
 
-    def wait(text: str, add_special_tokens: bool) -> list[int]:
+    def wait(text: str) -> list[int]:
         gate.wait(10)
-        return encode(text, add_special_tokens)
+        return encode(text)
 
-    monkeypatch.setattr(tokenizer, "_encode_without_gil", wait)
+    monkeypatch.setattr(tokenizer, "encode_without_gil", wait)
     return gate
 
 
@@ -155,8 +145,8 @@ def test_close_ends_waiting_texts_with_an_error_not_a_cancel(
     gate = blocked(tokenizer, monkeypatch)
 
     async def main() -> None:
-        running = asyncio.create_task(tokenizer.encode_large("the cat"))
-        waiting = asyncio.create_task(tokenizer.encode_large("the mat"))
+        running = asyncio.create_task(encode_large(tokenizer, "the cat"))
+        waiting = asyncio.create_task(encode_large(tokenizer, "the mat"))
         await asyncio.sleep(0)
         closing = asyncio.create_task(asyncio.to_thread(tokenizer.close))
         with pytest.raises(EngineClosed):
@@ -176,7 +166,7 @@ def test_a_cancelled_reader_is_cancelled_and_holds_nobody_up(
 
     async def main() -> None:
         running, waiting, other = (
-            asyncio.create_task(tokenizer.encode_large(text)) for text in ("a", "b", "the cat")
+            asyncio.create_task(encode_large(tokenizer, text)) for text in ("a", "b", "the cat")
         )
         await asyncio.sleep(0)
         running.cancel()
@@ -199,6 +189,22 @@ def test_messages_are_rendered_by_the_models_template() -> None:
     assert tokenizer.render_chat(messages) == "<s>user:hi</s>"
     tokenizer._hf.chat_template = {"default": CHATML, "tool_use": "x"}
     assert tokenizer.render_chat(messages) == "<s>user:hi</s>"
+
+
+def test_the_template_is_compiled_while_the_model_is_loaded() -> None:
+    from aiosched.text.chat import _environment
+
+    tokenizer = make()
+    tokenizer.warm_up()  # without a template there is nothing to do
+    tokenizer._hf.chat_template = "{{ 'warmed up' }}"
+    tokenizer.warm_up()
+    misses = _environment().compiled.cache_info().misses
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "warmed up"
+    assert _environment().compiled.cache_info().misses == misses
+    tokenizer._hf.chat_template = "{% if"
+    tokenizer.warm_up()  # said when a conversation is rendered
+    with pytest.raises(InvalidRequest, match="chat_template"):
+        tokenizer.render_chat([{"role": "user", "content": "hi"}])
 
 
 def test_importing_text_loads_neither_transformers_nor_jinja() -> None:

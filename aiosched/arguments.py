@@ -1,0 +1,44 @@
+"""The arguments of ``Engine``, held against each other: name or object, config or settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aiosched.config import EngineConfig
+from aiosched.errors import InvalidConfig
+
+
+def checked_config(
+    model: object, config: object, device: object, settings: dict[str, Any]
+) -> EngineConfig:
+    """The configuration that the arguments of ``Engine`` come to; settings win over ``config``.
+
+    Raises:
+        InvalidConfig: an argument is nothing of its kind, or would be ignored.
+    """
+    if isinstance(model, str):
+        settings["model"] = model
+    elif model is not None:
+        if not (hasattr(model, "make_kv") and hasattr(model, "forward")):
+            raise InvalidConfig("model", model, "a name, or an object with the Model protocol")
+        _refuse(settings, ("model", "dtype", "cache_dir"), "left out: the model is an object")
+    if isinstance(device, str):
+        settings["device"] = device
+    elif device is not None:
+        if not (hasattr(device, "forward") and hasattr(device, "now")):
+            raise InvalidConfig("device", device, "a kind, or an object with the Device protocol")
+        _refuse(settings, ("compute_threads",), "left out: the device is an object")
+    if config is None:
+        return EngineConfig(**settings)
+    if not isinstance(config, EngineConfig):
+        raise InvalidConfig("config", config, "an EngineConfig")
+    return msgspec.structs.replace(config, **settings) if settings else config
+
+
+def _refuse(settings: dict[str, Any], fields: tuple[str, ...], bound: str) -> None:
+    """Settings that would be ignored in silence."""
+    for field in fields:
+        if field in settings:
+            raise InvalidConfig(field, settings[field], bound)
