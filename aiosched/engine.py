@@ -99,7 +99,7 @@ class Engine:
         def load() -> Runtime:
             return Runtime.load(config, model, device, progress)
 
-        # With both given there is nothing to wait for; in virtual time no thread could be seen.
+        # With both given there is nothing to wait for.
         given = model is not None and device is not None
         runtime = load() if given else await in_thread(load, "aiosched-load")
         self._refuse_if_closed()

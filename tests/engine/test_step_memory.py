@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,10 @@ class RecyclingTransfers:
         self.free: list[np.ndarray] = []
         self.reused = 0
 
-    def to_device(self, array: np.ndarray) -> torch.Tensor:
+    def together(self):
+        return nullcontext(self._to_device)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
         place = next((i for i, b in enumerate(self.free) if len(b) >= array.nbytes), None)
         self.reused += place is not None
         block = np.empty(max(array.nbytes, 64), np.uint8) if place is None else self.free.pop(place)
