@@ -32,7 +32,7 @@ demo: $(INSTALLED)
 	@$(BIN)/aiosched demo $(ARGS)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)

@@ -99,6 +99,7 @@ def bystanders_of(engine: Engine) -> list[asyncio.Task[list[int]]]:
     return [asyncio.ensure_future(tokens_of(engine.generate(p, greedy(14)))) for p in BYSTANDERS]
 
 
+@pytest.mark.invariant(5)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("depth", DEPTHS)

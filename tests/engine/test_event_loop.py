@@ -129,6 +129,7 @@ def test_an_engine_lives_in_a_thread_with_a_loop_of_its_own_and_leaves_none(run,
     assert set(threading.enumerate()) == before
 
 
+@pytest.mark.invariant(10)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_under_load_the_loop_stays_free_and_health_answers(depth):
     """C76: steps of 50 ms and 32 streams, in real time; a probe every millisecond."""

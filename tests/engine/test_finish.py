@@ -31,6 +31,7 @@ from aiosched.scheduler.memory import KVMemory
 from aiosched.testing.hash_model import HashModel, oracle
 
 
+@pytest.mark.invariant(4)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_known_end_runs_exactly_as_many_rows_as_tokens(vrun, depth, page_size):

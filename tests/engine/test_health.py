@@ -79,6 +79,7 @@ def test_hours_without_a_request_are_healthy_and_set_no_timer(vrun, depth):
     vrun(main())
 
 
+@pytest.mark.invariant(9)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_device_that_never_answers_stalls_then_fails_with_step_fence_and_rank(vrun, depth):
     """C80."""

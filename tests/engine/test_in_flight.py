@@ -98,6 +98,7 @@ def test_planning_drops_requests_that_end_by_max_tokens_without_touching_a_resul
     assert sorted(model.sampled.values()) == sorted(ends)
 
 
+@pytest.mark.invariant(3)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_step_owns_its_page_tables(vrun, monkeypatch, depth):
     """C08, and invariant 3: while step 2 waits for its inputs, later ones get further pages."""

@@ -170,6 +170,7 @@ def test_nobody_is_retracted_for_pages_that_are_arriving(
     vrun(main())
 
 
+@pytest.mark.invariant(2)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_pages_and_rows_are_reused_only_behind_the_last_step_that_names_them(
     vrun: VirtualRun, depth: int

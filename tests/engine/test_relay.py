@@ -50,6 +50,7 @@ class RelayLog:
             log[row, generation].append(token)
 
 
+@pytest.mark.invariant(1)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_relayed_value_is_read_exactly_once_by_its_own_request(vrun, monkeypatch, depth):
     """C01, and invariant 1: a step reads what the request's latest step wrote, in its epoch."""

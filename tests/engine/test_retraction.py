@@ -106,6 +106,7 @@ def test_one_request_may_be_retracted_again_and_again(vrun: VirtualRun, depth: i
     vrun(main())
 
 
+@pytest.mark.invariant(6)
 @pytest.mark.parametrize("depth", OVERLAPPED)
 def test_a_result_applies_only_in_the_epoch_that_it_was_computed_in(
     vrun: VirtualRun, depth: int

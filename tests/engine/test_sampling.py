@@ -74,6 +74,7 @@ def test_no_count_is_missing_or_extra_at_any_place(vrun, name, depth, page_size)
     vrun(main())
 
 
+@pytest.mark.invariant(7)
 def test_invariant_7_penalties_count_tokens_that_the_host_has_not_seen(vrun):
     device = SimDevice()
     p, params = [1, 2, 3], greedy(12, frequency_penalty=2.0)

@@ -257,6 +257,7 @@ def test_prompt_logprobs_stand_behind_the_rows_that_sample() -> None:
     assert result.prompt_logprobs.top_ids.tolist() == [[11], [41], [13]]
 
 
+@pytest.mark.invariant(8)
 def test_deferred_sampling_takes_inputs_that_come_later() -> None:
     late = SamplingInputs(allowed=((0, np.array([3, 4])),))
 
