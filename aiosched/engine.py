@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 import warnings
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -15,13 +14,13 @@ from aiosched.answer import Answer
 from aiosched.arguments import checked_config
 from aiosched.config import EngineConfig
 from aiosched.device.stream import Device
+from aiosched.encoding import Encodings
 from aiosched.errors import (
     AioschedError,
     EngineClosed,
     EngineFailed,
     InvalidRequest,
     QueueFull,
-    RequestFailed,
     WrongEventLoop,
     twin,
 )
@@ -77,7 +76,7 @@ class Engine:
         self._runtime: Runtime | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._encoding: dict[asyncio.Task[None], Answer] = {}
+        self._encoding = Encodings()
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         self._failure: BaseException | None = None
         self._status = Status.NEW
@@ -168,11 +167,7 @@ class Engine:
             answer.begin(requests)
 
         if isinstance(encoded, LargeText):
-            coro = self._encode(runtime, answer, encoded, submit)
-            task = runtime.loop.create_task(coro, name=f"aiosched-encode-{answer.id}")
-            self._encoding[task] = answer
-            answer.encoding = task
-            task.add_done_callback(self._encoded)
+            self._encoding.start(runtime.prompts, answer, encoded, submit)
         else:
             submit(encoded)
         self._answers[answer.id] = answer
@@ -243,12 +238,10 @@ class Engine:
             self._status = Status.DRAINING
         try:
             async with asyncio.timeout(timeout):
-                if self._encoding:
-                    await asyncio.wait(set(self._encoding))
+                await self._encoding.finish()
                 await runtime.empty()
         except TimeoutError:
-            for answer in self._encoding.values():
-                answer.cut_off()
+            self._encoding.cut_off()
             runtime.abort_all()
 
     async def close(self) -> None:
@@ -301,28 +294,6 @@ class Engine:
         except Exception as error:
             self._fail(error)
 
-    async def _encode(
-        self,
-        runtime: Runtime,
-        answer: Answer,
-        text: LargeText,
-        submit: Callable[[Int32Array], None],
-    ) -> None:
-        """Tokenize a large text in a thread, then submit it, if it is still wanted."""
-        try:
-            ids = await runtime.prompts.encode_large(text)
-            if not answer.aborted and not answer.finished:
-                submit(ids)
-        except AioschedError as error:
-            answer.fail(error)
-        except Exception as error:  # of a plugged tokenizer
-            failed = RequestFailed(f"request {answer.id!r}: its prompt cannot be tokenized")
-            failed.__cause__ = error
-            answer.fail(failed)
-
-    def _encoded(self, task: asyncio.Task[None]) -> None:
-        self._encoding.pop(task).encoding = None
-
     def _fail(self, error: BaseException) -> None:
         """The engine is dead: everybody gets to know why."""
         if self._status in (Status.FAILED, Status.CLOSED):
@@ -335,9 +306,7 @@ class Engine:
             self._task.cancel()
 
     def _end_all(self, error: AioschedError) -> None:
-        for task, answer in list(self._encoding.items()):
-            task.cancel()
-            answer.fail(twin(error))
+        self._encoding.fail(error)
         if self._runtime is not None:
             self._runtime.fail_all(error)
 
@@ -393,8 +362,7 @@ class Engine:
 
     def _waiting(self, runtime: Runtime) -> int:
         """Requests that wait, those included whose prompts are still tokenized."""
-        encoding = (answer for answer in self._encoding.values() if not answer.aborted)
-        return runtime.waiting + sum(answer.n for answer in encoding)
+        return runtime.waiting + self._encoding.requests
 
     def _free_id(self, request_id: str | None) -> str:
         if request_id is None:
