@@ -71,7 +71,7 @@ def app(
     \b
     Examples:
       aiosched demo                                     see it work, and what the overlap does
-      aiosched complete "The capital of France is"      one answer, streamed
+      aiosched complete "Why is the sky blue?"          one answer, streamed
       aiosched chat --system "Answer in one sentence."  a conversation
 
     `aiosched COMMAND --help` says more about each.
