@@ -33,7 +33,7 @@ from aiosched.testing.hash_model import HashModel, oracle
 VirtualRun = Callable[[Coroutine[Any, Any, Any]], Any]
 PROMPT = prompt_whose_answer_is_new_at(4, length=20)
 ANSWER = oracle(PROMPT, 12)
-COUNT = 2_000  # random requests in the long run
+COUNT = 10_000  # random requests in the long run
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
