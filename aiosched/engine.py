@@ -25,12 +25,13 @@ from aiosched.errors import (
     twin,
 )
 from aiosched.model.inputs import Int32Array, Model
+from aiosched.model.progress import Progress
 from aiosched.observe.logs import get_logger
 from aiosched.observe.stats import EngineStats, Health, Status
 from aiosched.params import SamplingParams
 from aiosched.prompts import LargeText, Prompt
 from aiosched.request import Completion
-from aiosched.runtime import Progress, Runtime
+from aiosched.runtime import Runtime
 from aiosched.stream import TokenStream
 from aiosched.text.tokenizer import TokenizerLike
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiosched._threads import in_thread
 from aiosched.config import EngineConfig
@@ -13,6 +13,7 @@ from aiosched.device.stream import Device
 from aiosched.errors import AioschedError, DeviceStalled, InvalidConfig, twin
 from aiosched.limits import resolve_limits
 from aiosched.model.inputs import Model
+from aiosched.model.progress import Progress
 from aiosched.observe.stats import EngineStats
 from aiosched.prompts import PromptEncoder
 from aiosched.request import FinishReason
@@ -25,9 +26,6 @@ from aiosched.scheduler.watchdog import Watchdog
 from aiosched.submission import RequestFactory
 from aiosched.text.detokenizer import IncrementalDetokenizer, make_detokenizer
 from aiosched.text.tokenizer import Tokenizer, TokenizerLike
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (stage, done, total) while a model is loaded, from the thread that loads it."""
 
 _LAST_CHANCE = 0.1  # seconds for a device that did not answer while it was waited for
 

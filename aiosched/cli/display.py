@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from aiosched.runtime import Progress as Report
+    from aiosched.model.progress import Progress as Report
 
 BYTES_FROM = 1 << 20
 """Totals from here on are bytes: models have fewer pieces, and files are larger."""

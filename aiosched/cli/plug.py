@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aiosched.config import EngineConfig
     from aiosched.engine import Engine
     from aiosched.model.inputs import Model
-    from aiosched.runtime import Progress
+    from aiosched.model.progress import Progress
 
 
 @dataclass(frozen=True)

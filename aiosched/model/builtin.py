@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from aiosched.errors import ModelLoadError
+from aiosched.model.progress import Progress
 
 Fetcher = Callable[["BuiltinModel", Path], Path]
-Progress = Callable[[str, int, int], None]
-
 _CHUNK = 1 << 20
 
 

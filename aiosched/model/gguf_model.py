@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,8 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from aiosched.errors import ModelLoadError
 from aiosched.model.attention_interface import NAME
 from aiosched.model.gguf_file import GGUFFile
-
-Progress = Callable[[str, int, int], None]
+from aiosched.model.progress import Progress
 
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from aiosched.model.flashinfer_attention import FlashInferModel, usable_for
 from aiosched.model.gguf_file import GGUFFile
 from aiosched.model.gguf_model import load_gguf_model
 from aiosched.model.gguf_tokenizer import load_gguf_tokenizer
+from aiosched.model.progress import Progress
 from aiosched.model.quiet import quiet_transformers
 from aiosched.model.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 # transformers builds models under switches of the whole process (no initialization, the meta
 # device, what it prints): two loads at once would see each other's.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from aiosched.errors import KVCacheExhausted
-from aiosched.request import FinishReason
 from aiosched.scheduler.state import SchedulerState
 
 
@@ -74,6 +72,4 @@ class DecodePlanner:
         state.running.refresh()
         for request in state.running.requests:
             if state.table.last_step[request.row] <= state.completed and not state.retiring:
-                capacity = state.memory.pool.total * state.memory.page_size
-                error = KVCacheExhausted(request.id, request.length, capacity)
-                state.finish(request, FinishReason.ERROR, error)
+                state.exhaust(request)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiosched.errors import KVCacheExhausted
-from aiosched.request import FinishReason
 from aiosched.scheduler.memory import Admission
 from aiosched.scheduler.requests import Request
 from aiosched.scheduler.state import SchedulerState
@@ -65,10 +63,8 @@ class PrefillPlanner:
                 state.waiting.set_aside(request)
                 request.family.set_aside.append(request)
             elif self._never_fits(request):
-                state.waiting.push(request)  # finish() takes it out
-                capacity = state.memory.pool.total * state.memory.page_size
-                error = KVCacheExhausted(request.id, request.length, capacity)
-                state.finish(request, FinishReason.ERROR, error)
+                state.waiting.push(request)  # its end takes it out
+                state.exhaust(request)
             else:
                 if self._place(request):
                     state.begin_prefill(request)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aiosched.errors import KVCacheExhausted
 from aiosched.request import FinishReason
 from aiosched.scheduler.memory import KVMemory
 from aiosched.scheduler.queue import WaitingQueue
@@ -228,6 +229,12 @@ class SchedulerState:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
+
+    def exhaust(self, request: Request) -> None:
+        """Alone in the engine it still needs more KV memory than there is: its own error."""
+        capacity = self.memory.pool.total * self.memory.page_size
+        error = KVCacheExhausted(request.id, request.length, capacity)
+        self.finish(request, FinishReason.ERROR, error)
 
     def expired(self, now: float) -> list[Request]:
         """Requests whose deadline has passed; each is named once."""
