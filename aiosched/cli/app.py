@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from aiosched import __version__
+from aiosched.cli.bench import bench
 from aiosched.cli.chat import chat
 from aiosched.cli.complete import complete
 from aiosched.cli.demo import demo
@@ -86,3 +87,4 @@ def app(
 app.add_command(complete)
 app.add_command(chat)
 app.add_command(demo)
+app.add_command(bench)
