@@ -10,7 +10,8 @@ import asyncio
 
 from aiosched.request import FinishReason
 from aiosched.scheduler.inbox import Inbox
-from aiosched.scheduler.requests import Reader, Request
+from aiosched.scheduler.reader import Reader
+from aiosched.scheduler.requests import Request
 
 
 class Answer:
@@ -44,7 +45,7 @@ class Answer:
         self.inbox = inbox
         self.n = n
         self.unread_limit = unread_limit
-        self.reader = Reader()
+        self.reader = Reader(inbox.loop)
         self.requests: tuple[Request, ...] = ()
         self.encoding: asyncio.Task[None] | None = None
         self.error: Exception | None = None
@@ -117,6 +118,7 @@ class Answer:
         self.unbounded = False
         for request in self.requests:
             request.unread_limit = self.unread_limit
+            self.inbox.resume(request)  # makes commit look at what is unread
 
     def _stop_encoding(self) -> None:
         if self.encoding is not None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aiosched.request import Choice, FinishReason, Logprob, Token
-from aiosched.scheduler.requests import Request, State
+from aiosched.scheduler.requests import Request
 from aiosched.text.detokenizer import IncrementalDetokenizer
 
 MakeDetokenizer = Callable[[bool], IncrementalDetokenizer | None]
-
-_PAUSED, _PARKED = State.PAUSED, State.PARKED
 
 
 class ChoiceReader:
@@ -21,9 +19,11 @@ class ChoiceReader:
 
     Attributes:
         ended: its last event was given.
+        quick: nothing but id and text is wanted: the event of a running request needs no look-ups.
+        push: makes the text of a token; ``None`` if there is no tokenizer, or text already.
     """
 
-    __slots__ = ("_detokenizer", "_flushed", "_push", "_quick", "ended", "request")
+    __slots__ = ("_detokenizer", "_flushed", "ended", "push", "quick", "request")
 
     def __init__(self, request: Request, make_detokenizer: MakeDetokenizer) -> None:
         self.request = request
@@ -32,10 +32,12 @@ class ChoiceReader:
         self._detokenizer = (
             make_detokenizer(request.params.skip_special_tokens) if request.texts is None else None
         )
-        self._push = None if self._detokenizer is None else self._detokenizer.push
-        # Nothing but id and text is wanted: the event of a running request needs no look-ups.
-        self._quick = (
-            request.texts is None and request.logprobs is None and request.prompt_logprobs is None
+        self.push = None if self._detokenizer is None else self._detokenizer.push
+        self.quick = (
+            request.texts is None
+            and request.logprobs is None
+            and request.prompt_logprobs is None
+            and request.choice == 0
         )
 
     def next(self) -> Token | None:
@@ -56,22 +58,13 @@ class ChoiceReader:
             self._flushed = True
             return self._last_event(len(output))
         request.read = index + 1
-        if self._quick and reason is None:
-            token, push = output[index], self._push
-            return Token(
-                id=token,
-                text="" if push is None else push(token),
-                index=index,
-                choice=request.choice,
-            )
         return self._event(index)
 
     @property
     def may_resume(self) -> bool:
         """Whether its request was paused for unread tokens, and few enough are left."""
         request = self.request
-        state = request.state
-        if state is not _PAUSED and state is not _PARKED:
+        if not request.held_by_reader:
             return False
         return 2 * (len(request.output) - request.read) <= request.unread_limit
 
@@ -117,9 +110,9 @@ class ChoiceReader:
         request = self.request
         if request.texts is not None:
             return request.texts[index]
-        if self._push is None or (index + 1 == len(request.output) and _hides_last(request)):
+        if self.push is None or (index + 1 == len(request.output) and _hides_last(request)):
             return ""
-        return self._push(request.output[index])
+        return self.push(request.output[index])
 
     def _tail(self) -> str:
         """What was held back, once the answer has ended. Nothing the second time."""

@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,6 +15,7 @@ from aiosched.errors import InvalidConfig
 ENV_PREFIX = "AIOSCHED_"
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = (None, "int8")
 POLICIES = ("priority", "fifo")
 
 
@@ -24,10 +25,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         model: a built-in name, Hub id, local folder, ``.gguf`` file or ``dummy:`` shape.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (CUDA if there is a GPU).
-        dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file:
-            float32 on the CPU, bfloat16 elsewhere).
+        dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file: bfloat16, or
+            float32 on a CPU without dot products in bfloat16).
+        quantization: ``int8`` stores the weights of linear layers in 8 bits, with a scale for each
+            output; for models of the dense llama, qwen2 and qwen3 families on the CPU.
+        compile: run decode steps in C++, built once with the machine's compiler; for the same
+            models.
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
-            the normal loop, 1 the overlap loop, 2 and more run ahead; at most 8.
+            the normal loop, 1 the overlap loop, 2 and more run ahead; at most 8. ``auto`` chooses
+            0, 1 or 2 for each batch; on the CPU the one of 0 and 1 that measures faster.
         max_model_len: longest sequence (prompt and answer) in tokens; ``None``: the model's.
         kv_tokens: tokens that the KV cache holds; ``None``: what all running requests can use, but
             no more than memory allows. On the CPU that is a quarter of what is available, at most
@@ -47,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         disable_consecutive_prefill_overlap: collect a prefill's result before the next prefill is
             launched: better TTFT for the first, less throughput.
         compute_threads: threads of CPU device work; ``None``: one for each core.
+        timeline: record when each of the latest steps was planned, run and committed, for
+            ``Engine.timeline``.
         cache_dir: where built-in models are kept; ``None``: ``~/.cache/aiosched``.
         debug: poison and check the token relay and the page pool (slow).
     """
@@ -54,7 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "smollm2-135m-instruct"
     device: str = "auto"
     dtype: str = "auto"
-    overlap_depth: int = 1
+    quantization: str | None = None
+    compile: bool = False
+    overlap_depth: int | Literal["auto"] = "auto"
     max_model_len: int | None = None
     kv_tokens: int | None = None
     page_size: int = 16
@@ -70,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_timeout: float = 60.0
     disable_consecutive_prefill_overlap: bool = False
     compute_threads: int | None = None
+    timeline: bool = False
     cache_dir: str | None = None
     debug: bool = False
 
@@ -79,15 +90,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             try:
                 msgspec.convert(value, hint)
             except msgspec.ValidationError:
-                shown = getattr(hint, "__name__", None) or str(hint)
+                shown = _shown(hint)
                 raise InvalidConfig(field, value, f"of type {shown}") from None
         self._one_of("dtype", DTYPES)
+        self._one_of("quantization", QUANTIZATIONS)
         self._one_of("policy", POLICIES)
         if self.device not in DEVICES and not (
             self.device.startswith("cuda:") and self.device[5:].isdecimal()
         ):
             raise InvalidConfig("device", self.device, "auto, cpu, cuda or cuda:N")
-        self._between("overlap_depth", 0, 8)
+        if self.overlap_depth != "auto":
+            self._between("overlap_depth", 0, 8)
         self._between("max_model_len", 2, 2**31 - 1)
         self._between("kv_tokens", 1, 2**40)
         self._between("page_size", 1, 1024)
@@ -147,9 +160,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidConfig(field, table[field], f"one of {', '.join(sorted(_hints()))}")
         return cls(**(table | overrides))
 
-    def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+    def _one_of(self, field: str, allowed: tuple[str | None, ...]) -> None:
         if getattr(self, field) not in allowed:
-            raise InvalidConfig(field, getattr(self, field), f"one of {', '.join(allowed)}")
+            named = ", ".join(str(value) for value in allowed)
+            raise InvalidConfig(field, getattr(self, field), f"one of {named}")
 
     def _between(self, field: str, low: float, high: float) -> None:
         value = getattr(self, field)
@@ -161,3 +175,12 @@ def _hints() -> dict[str, Any]:
     return {
         f: h for f, h in get_type_hints(EngineConfig).items() if f in EngineConfig.__struct_fields__
     }
+
+
+def _shown(hint: Any) -> str:
+    """A type as a user would write it."""
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if args := get_args(hint):
+        return " or ".join(map(_shown, args))
+    return getattr(hint, "__name__", None) or str(hint)

@@ -19,6 +19,7 @@ from aiosched.errors import (
     AioschedError,
     EngineClosed,
     EngineFailed,
+    InvalidConfig,
     InvalidRequest,
     QueueFull,
     WrongEventLoop,
@@ -28,6 +29,7 @@ from aiosched.model.inputs import Int32Array, Model
 from aiosched.model.progress import Progress
 from aiosched.observe.logs import get_logger
 from aiosched.observe.stats import EngineStats, Health, Status
+from aiosched.observe.timeline import Timeline
 from aiosched.params import SamplingParams
 from aiosched.prompts import LargeText, Prompt
 from aiosched.request import Completion
@@ -219,6 +221,17 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts and times up to now."""
         return self._runtime_here().stats()
+
+    def timeline(self) -> Timeline:
+        """The latest steps, at most 10,000, as they went on the device and on the host.
+
+        Raises:
+            InvalidConfig: the engine does not record them; open it with ``timeline=True``.
+        """
+        runtime = self._runtime_here()
+        if not self.config.timeline:
+            raise InvalidConfig("timeline", False, "True, for steps to be recorded")
+        return runtime.timeline()
 
     def health(self) -> Health:
         """Whether the engine can serve. Never raises."""

@@ -6,6 +6,7 @@ from aiosched.config import EngineConfig
 from aiosched.errors import InvalidConfig
 from aiosched.host_memory import available_bytes
 from aiosched.model.inputs import Model
+from aiosched.scheduler.depth import deepest
 from aiosched.scheduler.scheduler import Limits
 
 CPU_KV_BYTES = 2 * 2**30
@@ -62,7 +63,7 @@ def resolve_limits(config: EngineConfig, model: Model, free_device_bytes: int | 
         max_running=config.max_running_requests,
         chunk_tokens=config.prefill_chunk_tokens,
         batch_tokens=batch_tokens,
-        depth=config.overlap_depth,
+        depth=deepest(config.overlap_depth),
         prefix_cache=config.prefix_cache,
         check=config.debug,
     )

@@ -15,9 +15,11 @@ from aiosched.limits import resolve_limits
 from aiosched.model.inputs import Model
 from aiosched.model.progress import Progress
 from aiosched.observe.stats import EngineStats
+from aiosched.observe.timeline import Timeline
 from aiosched.prompts import PromptEncoder
 from aiosched.request import FinishReason
 from aiosched.scheduler.core import EngineCore
+from aiosched.scheduler.depth import depth_policy
 from aiosched.scheduler.future_map import FutureMap
 from aiosched.scheduler.inbox import Inbox
 from aiosched.scheduler.loop import event_loop_normal, event_loop_overlap
@@ -82,7 +84,7 @@ class Runtime:
         """
         kind = device_kind(config.device) if device is None else device.kind
         if device is None:
-            device = _make_device(kind, config)  # before the model, which takes seconds to load
+            device = make_device(kind, config)  # before the model, which takes seconds to load
         name = config.model if model is None else type(model).__name__
         if model is None:
             from aiosched.model.loader import load_model
@@ -90,6 +92,8 @@ class Runtime:
             model = load_model(
                 config.model,
                 dtype=config.dtype,
+                quantization=config.quantization,
+                compile=config.compile,
                 device=kind,
                 progress=progress,
                 cache_dir=config.cache_dir,
@@ -147,8 +151,9 @@ class Runtime:
             self._watchdog,
             self._device,
             vocab_size=self.model.vocab_size,
-            depth=self.limits.depth,
+            depth=depth_policy(self._config.overlap_depth, self._device.kind),
             disable_consecutive_prefill_overlap=self._config.disable_consecutive_prefill_overlap,
+            timeline=self._config.timeline,
         )
 
     async def warm_up(self) -> None:
@@ -157,7 +162,8 @@ class Runtime:
 
     async def run(self) -> None:
         """The loop that the depth asks for. Returns only by an exception."""
-        run = event_loop_normal if self.limits.depth == 0 else event_loop_overlap
+        normal = self._config.overlap_depth == 0
+        run = event_loop_normal if normal else event_loop_overlap
         await run(self._core)
 
     def intake(self) -> None:
@@ -201,16 +207,22 @@ class Runtime:
             device_seconds=meter.device,
             host_seconds=meter.host,
             idle_gap_seconds=meter.idle_gap,
+            overlap_ratio=meter.overlap_ratio,
+            recent=meter.recent(),
             not_overlapped=dict(meter.not_overlapped),
             finished={reason.value: count for reason, count in state.finished.items()},
         )
+
+    def timeline(self) -> Timeline:
+        steps = tuple(self._core.meter.records)
+        return Timeline(steps, f"{self._name} on {self._device.kind}, depth {self._config.overlap_depth}")
 
     def describe(self) -> dict[str, Any]:
         """For the log."""
         return {
             "model": self._name,
             "device": self._device.kind,
-            "depth": self.limits.depth,
+            "depth": self._config.overlap_depth,
             "kv_tokens": self.limits.num_pages * self.limits.page_size,
             "max_model_len": self.limits.max_model_len,
         }
@@ -289,7 +301,7 @@ def device_kind(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _make_device(kind: str, config: EngineConfig) -> Device:
+def make_device(kind: str, config: EngineConfig) -> Device:
     if kind == "cpu":
         from aiosched.device.cpu import CpuDevice
 

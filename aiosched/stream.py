@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +24,9 @@ from aiosched.answer import Answer
 from aiosched.choice_reader import ChoiceReader, MakeDetokenizer, frozen, whole_choice
 from aiosched.errors import AioschedError, WrongEventLoop
 from aiosched.request import Choice, Completion, FinishReason, Token, Usage
+from aiosched.scheduler.requests import Request, State
+
+_PAUSED, _FINISHED = State.PAUSED, State.FINISHED
 
 
 class TokenStream:
@@ -49,7 +52,8 @@ class TokenStream:
         self._make_detokenizer = make_detokenizer
         self._reader_grace = reader_grace
         self._grace: asyncio.TimerHandle | None = None
-        self._only: ChoiceReader | None = None  # the choice, if it is the only one
+        self._quick: Request | None = None  # see __anext__
+        self._push: Callable[[int], str] | None = None
         self._choices: deque[ChoiceReader] | None = None  # those that are still read
         self._ended = False
 
@@ -94,36 +98,49 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Token:
-        if self._grace is not None:
-            self._resume_reading()
+        """The path of each token of each stream. A lone choice that runs and wants nothing but ids
+        and text takes what is written out here; whatever else there is to do is in ``_next``."""
+        request = self._quick
+        if request is not None and self._grace is None:
+            index, output, answer = request.read, request.output, self._answer
+            if index >= len(output) and request.state is not _FINISHED and not answer.aborted:
+                try:
+                    await answer.reader
+                except BaseException as error:
+                    self._waiting_failed(error)
+                    del self  # else the traceback, and with it a dead task, would hold the stream
+                    raise
+            # PAUSED is followed by RESUMING and FINISHED: all of them need more than this.
+            if index < len(output) and request.state < _PAUSED and not answer.aborted:
+                token = output[index]
+                request.read = index + 1
+                push = self._push
+                return Token(id=token, text="" if push is None else push(token), index=index)
+        rest = self._next()
+        del self  # see above
+        return await rest
+
+    async def _next(self) -> Token:
+        self._resume_reading()
         answer = self._answer
         while not answer.aborted:
-            only = self._only
             try:
-                token = self._take() if only is None else only.next()
+                token = self._take()
             except AioschedError:
                 answer.abort()  # the other choices
                 raise
             if token is not None:
-                if only is not None and only.may_resume:
-                    answer.inbox.resume(only.request)
                 return token
             if answer.error is not None:
                 raise answer.error
-            if self._ended or (only is not None and only.ended):
+            if self._ended:
                 break
-            # Waiting is written out here, and again in _wait_for_end: this is the path of each
-            # token of each stream, and a coroutine more would cost as much as the rest of it.
-            reader, waiter = answer.reader, self._begin_to_wait()
             try:
-                await waiter
-            except asyncio.CancelledError:
-                self._waiting_was_cancelled()
-                del self  # else the traceback, and with it a dead task, would hold the stream
+                await answer.reader
+            except BaseException as error:
+                self._waiting_failed(error)
+                del self  # see __anext__
                 raise
-            finally:
-                if reader.waiter is waiter:
-                    reader.waiter = None
         raise StopAsyncIteration
 
     def __await__(self) -> Generator[object, None, Completion]:
@@ -186,8 +203,8 @@ class TokenStream:
         if answer.requests:
             readers = [ChoiceReader(r, self._make_detokenizer) for r in answer.requests]
             self._choices = deque(readers)
-            if len(readers) == 1:
-                self._only = readers[0]
+            if len(readers) == 1 and readers[0].quick:
+                self._quick, self._push = readers[0].request, readers[0].push
             return self._take()
         if answer.cut and not self._ended:
             self._ended = True
@@ -205,34 +222,30 @@ class TokenStream:
         if grace is not None:
             self._answer.inbox.tell(grace.cancel)
 
-    def _begin_to_wait(self) -> asyncio.Future[None]:
-        """Be the reader that is woken when there is something new."""
-        reader = self._answer.reader
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongEventLoop("a stream is read on the event loop that opened its engine")
-        if reader.waiter is not None:
-            raise AioschedError("another task is reading this stream")
-        reader.whole = False
-        reader.waiter = waiter = self._loop.create_future()
-        return waiter
-
-    def _waiting_was_cancelled(self) -> None:
+    def _waiting_failed(self, error: BaseException) -> None:
         """Nothing is lost; but if nobody comes back to read, the request ends.
 
         The timer holds the answer, not the stream: dropping the stream still aborts at once.
+
+        Raises:
+            WrongEventLoop: the task that waited runs on another loop, as asyncio has noticed.
         """
-        self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
+        if isinstance(error, asyncio.CancelledError):
+            self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
+        elif asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop(
+                "a stream is read on the event loop that opened its engine"
+            ) from None
 
     async def _wait_for_end(self) -> None:
         """Until some choice has ended: single tokens wake nobody."""
-        reader, waiter = self._answer.reader, self._begin_to_wait()
+        reader = self._answer.reader
         reader.whole = True
         try:
-            await waiter
-        except asyncio.CancelledError:
-            self._waiting_was_cancelled()
+            await reader
+        except BaseException as error:
+            self._waiting_failed(error)
             del self  # see __anext__
             raise
         finally:
-            if reader.waiter is waiter:
-                reader.waiter = None
+            reader.whole = False

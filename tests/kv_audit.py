@@ -67,7 +67,8 @@ def _audit_rows(state: SchedulerState) -> None:
     assert {row: owner for row, owner in enumerate(table.owner) if owner is not None} == owned
     assert table.free + table.arriving + len(owned) == table.count
     for row, request in owned.items():
-        assert table.out_len[row] == len(request.output) <= table.out_limit[row]
+        assert table.out_len[row] == len(request.output) <= request.max_new
+        assert table.look_at[row] <= request.next_look()
 
 
 def _audit_places(state: SchedulerState) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from engines import greedy, prompt
 
 from aiosched.scheduler.memory import KVMemory
-from aiosched.scheduler.requests import Family, Reader, Request
+from aiosched.scheduler.reader import Reader
+from aiosched.scheduler.requests import Family, Request
 from aiosched.scheduler.rows import RowTable
 from aiosched.scheduler.state import SchedulerState
 

@@ -25,9 +25,11 @@ BOUNDS = [
 CHOICES = {
     "device": (("auto", "cpu", "cuda", "cuda:0", "cuda:11"), ("gpu", "cuda:", "cuda:x", "cuda:²")),
     "dtype": (("auto", "float32", "bfloat16", "float16"), ("int8", "")),
+    "overlap_depth": (("auto",), ("Auto", "1")),
     "policy": (("priority", "fifo"), ("lifo", "")),
 }
 UNBOUNDED = {"model", "prefix_cache", "disable_consecutive_prefill_overlap", "cache_dir", "debug"}
+UNBOUNDED |= {"timeline"}
 OPTIONAL = ("max_model_len", "kv_tokens", "max_batch_tokens", "compute_threads", "cache_dir")
 
 
@@ -117,7 +119,7 @@ def test_the_environment_is_read_by_upper_case_names():
 def test_the_process_environment_is_read_by_from_env_alone(monkeypatch):
     monkeypatch.setenv("AIOSCHED_OVERLAP_DEPTH", "3")
     assert EngineConfig.from_env().overlap_depth == 3
-    assert EngineConfig().overlap_depth == 1
+    assert EngineConfig().overlap_depth == "auto"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,22 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 512
 
 
+class DepthType(click.ParamType):
+    """``auto``, or a number; what numbers there may be is the setting's own business."""
+
+    name = "depth"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "auto":
+            return "auto"
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
+
+
 def engine_options(command: Command) -> Command:
     """``--config``, and the settings of an engine that one changes most."""
     return _decorated(
@@ -47,7 +63,9 @@ def overlap_option(command: Command) -> Command:
     return _decorated(
         command,
         click.option(
-            "--overlap-depth", type=int, help="0: normal loop, 1: overlap, more: run ahead."
+            "--overlap-depth",
+            type=DepthType(),
+            help="0: normal loop, 1: overlap, more: run ahead; auto: chosen for each batch.",
         ),
     )
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aiosched.device.stream import InFlight
 from aiosched.model.inputs import StepInputs, StepResult
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.requests import Request
 
 
@@ -30,17 +28,19 @@ class ForwardMode(Enum):
 class ScheduleBatch:
     """Everything of one step. Sequences that decode stand first, then those that extend.
 
-    ``samples`` names the sequences that sample a token: all that decode, and those whose prompt
-    is complete with this step.
+    Attributes:
+        requests: ``[n]``, in the order of the sequences.
+        sampled: those that sample a token: all that decode, and those whose prompt is complete with
+            this step. ``inputs.sample_sequence`` says where they stand.
+        releases: ``RowTable.releases`` when it was planned: if that is the same when its result is
+            in, every row is still with whom it was for.
     """
 
     inputs: StepInputs
     mode: ForwardMode
-    requests: tuple[Request, ...]  # [n]
-    samples: NDArray[np.int64]  # [m] into requests
-    rows_sampled: NDArray[np.int64]  # [m]
-    generations_sampled: NDArray[np.int64]  # [m]
-    requests_sampled: tuple[Request, ...]  # [m]
+    requests: tuple[Request, ...]
+    sampled: Cohort
+    releases: int
 
     @property
     def step(self) -> int:

@@ -5,63 +5,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiosched.model.inputs import PromptLogprobInputs, StepInputs
 from aiosched.scheduler.batch import ForwardMode, ScheduleBatch
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.prefill import Chunk
-from aiosched.scheduler.requests import Request
 from aiosched.scheduler.sampling import sampling_inputs
 from aiosched.scheduler.state import SchedulerState
 
 
 def build_batch(
     state: SchedulerState,
-    decodes: NDArray[np.int64],
+    decodes: Cohort,
     chunks: Sequence[Chunk],
     eos_token_ids: Sequence[int],
 ) -> ScheduleBatch:
-    """The next step: ``decodes`` (rows, one token each), then ``chunks``.
+    """The next step: ``decodes`` (one token each), then ``chunks``.
 
-    Everything is copied: the scheduler's own tables change while the step is in flight. Rows are
-    moved on (``kv_len``, ``last_step``), and requests that need no further step leave the batch
-    here, by their lengths alone.
+    Everything that changes is copied: the scheduler's own tables go on while the step is in flight.
+    Rows are moved on (``kv_len``, ``last_step``), and requests that need no further step leave the
+    batch here, by their lengths alone.
     """
     table, page_size = state.table, state.memory.page_size
     state.step += 1
-    rows, requests = decodes, _owners(state, decodes)
-    positions = table.kv_len[decodes]
-    table.kv_len[decodes] = seq_lens = positions + 1
-    query_lens = np.ones(len(decodes), dtype=np.int64)
-    input_ids = np.zeros(len(decodes), dtype=np.int64)
-    samples = np.arange(len(decodes))
-    if chunks:
+    count = len(decodes)
+    rows, requests = decodes.rows, decodes.requests
+    positions = table.kv_len[rows]
+    table.kv_len[rows] = seq_lens = positions + 1
+    if not chunks:
+        input_ids = np.zeros(count, dtype=np.int64)
+        sequence, query_start = decodes.index, decodes.offsets
+        samples, logits_index = decodes.index, decodes.index
+        generations, sampled = decodes.generations, decodes
+    else:
         requests += tuple(c.request for c in chunks)
-        rows = np.concatenate([decodes, [c.request.row for c in chunks]])
+        rows = np.concatenate([rows, [c.request.row for c in chunks]])
         ends = np.array([c.end for c in chunks])
-        table.kv_len[rows[len(decodes) :]] = ends
+        table.kv_len[rows[count:]] = ends
         seq_lens = np.concatenate([seq_lens, ends])
-        query_lens = np.concatenate([query_lens, [c.end - c.start for c in chunks]])
+        query_lens = np.ones(len(rows), dtype=np.int64)
+        query_lens[count:] = [c.end - c.start for c in chunks]
         positions = np.concatenate([positions, *(np.arange(c.start, c.end) for c in chunks)])
         prompts = [c.request.tokens(c.end)[c.start :] for c in chunks]
-        input_ids = np.concatenate([input_ids, *prompts], dtype=np.int64)
-        last = np.flatnonzero([c.is_last for c in chunks]) + len(decodes)
-        samples = np.concatenate([samples, last])
-    query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(query_lens, out=query_start[1:])
+        input_ids = np.concatenate([np.zeros(count, dtype=np.int64), *prompts])
+        sequence = np.repeat(np.arange(len(rows)), query_lens)
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(query_lens, out=query_start[1:])
+        last = np.flatnonzero([c.is_last for c in chunks]) + count
+        samples = np.concatenate([decodes.index, last])
+        logits_index = query_start[1:][samples].astype(np.int64) - 1
+        generations = table.generation[rows]
+        sampled = Cohort.of([requests[i] for i in samples.tolist()], table)
     table.last_step[rows] = state.step
 
     most_pages = state.memory.pages_for(int(seq_lens.max()))
     page_tables = table.page_table[rows, :most_pages]
-    sequence = np.arange(len(rows)) if not chunks else np.repeat(np.arange(len(rows)), query_lens)
     page = page_tables[sequence, positions // page_size].astype(np.int64)
-    rows_sampled = rows[samples]
-    sampled = requests if len(samples) == len(requests) else tuple(requests[i] for i in samples)
-    generations = table.generation[rows]
     inputs = StepInputs(
         step=state.step,
         page_size=page_size,
-        num_decodes=len(decodes),
+        num_decodes=count,
         rows=rows,
         generations=generations,
         query_start=query_start,
@@ -70,44 +73,39 @@ def build_batch(
         input_ids=input_ids,
         positions=positions,
         slots=page * page_size + positions % page_size,
-        logits_index=query_start[1:][samples].astype(np.int64) - 1,
+        logits_index=logits_index,
         sample_sequence=samples,
-        sampling=sampling_inputs(table, rows_sampled, sampled, eos_token_ids),
-        prompt_logprobs=_prompt_logprobs(chunks, len(decodes)),
+        sampling=sampling_inputs(table, sampled, eos_token_ids),
+        prompt_logprobs=_prompt_logprobs(chunks, count),
     )
-    _move_on(state, decodes, requests, chunks)
-    if not chunks:
-        mode = ForwardMode.DECODE
-    else:
-        mode = ForwardMode.MIXED if len(decodes) else ForwardMode.EXTEND
-    return ScheduleBatch(
+    batch = ScheduleBatch(
         inputs=inputs,
-        mode=mode,
+        mode=_mode(count, len(chunks)),
         requests=requests,
-        samples=samples,
-        rows_sampled=rows_sampled,
-        generations_sampled=generations[samples],
-        requests_sampled=sampled,
+        sampled=sampled,
+        releases=table.releases,
     )
+    _move_on(state, decodes, chunks)
+    return batch
 
 
-def _owners(state: SchedulerState, rows: NDArray[np.int64]) -> tuple[Request, ...]:
-    if rows is state.running.rows:
-        return state.running.requests
-    owner = state.table.owner
-    return tuple(r for r in (owner[row] for row in rows.tolist()) if r is not None)
+def _mode(decodes: int, chunks: int) -> ForwardMode:
+    if not chunks:
+        return ForwardMode.DECODE
+    return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
 
 
 def _move_on(
     state: SchedulerState,
-    decodes: NDArray[np.int64],
-    requests: Sequence[Request],
+    decodes: Cohort,
     chunks: Sequence[Chunk],
 ) -> None:
     """Requests whose last step this is leave the batch; those whose prompt is done decode next."""
     table = state.table
-    for index in np.flatnonzero(table.kv_len[decodes] >= table.kv_limit[decodes]).tolist():
-        state.retire(requests[index])
+    over = table.kv_len[decodes.rows] >= table.kv_limit[decodes.rows]
+    if over.any():
+        for index in np.flatnonzero(over).tolist():
+            state.retire(decodes.requests[index])
     for chunk in chunks:
         if not chunk.is_last:
             continue
@@ -123,6 +121,8 @@ def _prompt_logprobs(chunks: Sequence[Chunk], offset: int) -> PromptLogprobInput
 
     ``offset``: tokens, and sequences, of the step that stand before the chunks.
     """
+    if not chunks:
+        return None
     index, targets, sequence, num_top = [], [], [], 0
     tokens_before = offset
     for i, chunk in enumerate(chunks):

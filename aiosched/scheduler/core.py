@@ -9,8 +9,9 @@ from aiosched.device.stream import Device
 from aiosched.errors import AioschedError
 from aiosched.observe.steps import StepMeter
 from aiosched.scheduler.batch import Launched, Runner, ScheduleBatch
+from aiosched.scheduler.depth import DepthPolicy
 from aiosched.scheduler.future_map import FutureMap
-from aiosched.scheduler.overlap import may_overlap
+from aiosched.scheduler.overlap import NoOverlap, may_overlap
 from aiosched.scheduler.results import ResultProcessor
 from aiosched.scheduler.scheduler import Scheduler
 from aiosched.scheduler.watchdog import Watchdog
@@ -21,7 +22,11 @@ class SchedulerStuck(AioschedError):
 
 
 class EngineCore:
-    """What the loops are made of: intake, plan, launch, commit, idle."""
+    """What the loops are made of: intake, plan, launch, commit, idle.
+
+    Attributes:
+        depth: results that may be pending behind the batch that was planned last.
+    """
 
     def __init__(
         self,
@@ -33,11 +38,12 @@ class EngineCore:
         device: Device,
         *,
         vocab_size: int,
-        depth: int,
+        depth: DepthPolicy,
         disable_consecutive_prefill_overlap: bool = False,
+        timeline: bool = False,
     ) -> None:
-        self.depth = depth
-        self.meter = StepMeter()
+        self.depth = 0
+        self.meter = StepMeter(device.now, timeline=timeline)
         self._loop = loop
         self._scheduler = scheduler
         self._runner = runner
@@ -45,18 +51,30 @@ class EngineCore:
         self._watchdog = watchdog
         self._device = device
         self._results = ResultProcessor(scheduler.state, vocab_size, scheduler.eos_token_ids)
+        self._policy = depth
+        self._zero: NoOverlap | None = None
         self._no_consecutive_prefill = disable_consecutive_prefill_overlap
         self._in_flight: dict[int, Launched] = {}
         self._held_back = 0  # the last step that was not overlapped
 
     def intake(self) -> None:
         """Requests, aborts and deadlines since the last turn."""
-        self.meter.host_begins()
+        self.meter.plan_begins()
         self._scheduler.intake(self._loop.time())
 
     def plan(self) -> ScheduleBatch | None:
         """The next step, or ``None``."""
-        return self._scheduler.plan()
+        batch = self._scheduler.plan()
+        if batch is None:
+            return None
+        state = self._scheduler.state
+        alone = not state.prefilling and not state.waiting
+        self.depth, self._zero = self._policy.choose(batch, alone)
+        if self._zero is NoOverlap.FIRST_TOKEN:
+            self.meter.did_not_overlap(self._zero)
+        if self.meter.recording:
+            self.meter.planned(batch.step, batch.mode.value, len(batch.requests))
+        return batch
 
     def may_overlap(self, batch: ScheduleBatch, last: ScheduleBatch) -> bool:
         """Whether ``batch`` may be launched before the result of ``last`` is in."""
@@ -64,6 +82,7 @@ class EngineCore:
             batch,
             last,
             depth=self.depth,
+            zero=self._zero or NoOverlap.DEPTH,
             disable_consecutive_prefill_overlap=self._no_consecutive_prefill,
         )
         if reason is not None and self._held_back != batch.step:  # asked again after each commit
@@ -73,9 +92,14 @@ class EngineCore:
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Enqueue the step; returns before the device has run it."""
+        if self.meter.recording:
+            self.meter.launching(batch.step, len(self._in_flight), self._zero)
         launched = self._runner.launch(batch.inputs)
         self._in_flight[batch.step] = launched
         self._watchdog.launched(batch.step)
+        self._policy.launched(self._device.now())
+        if self.meter.recording:
+            self.meter.launched(batch.step)
 
     async def commit(self, batch: ScheduleBatch) -> None:
         """Wait for the step's result to land, and apply it.
@@ -84,6 +108,8 @@ class EngineCore:
         would otherwise never run.
         """
         self.meter.host_ends()
+        if self.meter.recording:  # behind the readers that were woken since the last turn
+            self._loop.call_soon(self.meter.readers_ran, batch.step)
         launched = self._in_flight[batch.step]
         if launched.result.done():
             await asyncio.sleep(0)
@@ -94,8 +120,10 @@ class EngineCore:
         self._device.host_access(reads=(launched.memory,))
         self._results.process_batch_result(batch, result)
         # On CUDA looking is what reads the times: the copy's event says nothing of the forward's.
-        launched.forward.done()
-        self.meter.step_done(len(batch.samples), launched.forward)
+        forward = launched.forward
+        forward.done()
+        self.meter.step_done(len(batch.sampled), forward)
+        self._policy.committed(batch, forward.started, forward.finished, self._device.now())
 
     async def idle(self) -> None:
         """Sleep until something arrives. Costs nothing: no timer but that of the next deadline."""
@@ -107,6 +135,7 @@ class EngineCore:
             )
         self.meter.host_ends()
         self.meter.device_rests()
+        self._policy.rests()
         self._watchdog.rest()
         deadline = state.next_deadline
         timer = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.state import SchedulerState
 
 
@@ -14,20 +15,21 @@ class DecodePlanner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def plan(self, most: int) -> NDArray[np.int64]:
-        """At most ``most`` rows, each with a page for the token that it brings."""
+    def plan(self, most: int) -> Cohort:
+        """At most ``most`` requests, each with a page for the token that it brings."""
         state, table = self._state, self._state.table
-        rows = state.running.turn(most)
+        cohort = state.running.turn(most)
+        rows = cohort.rows
         short = self._short(rows)
         if not short.any():
-            return rows
-        generations = table.generation[rows]
+            return cohort
         if state.memory.make_room(int(short.sum())):
             state.memory.grow(rows[short])
-            return rows
+            return cohort
         state.memory.grow(self._relieve(rows[short]))
         # Those that were retracted are gone; those that got no page sit this step out.
-        return rows[table.current(rows, generations) & ~self._short(rows)]
+        going = table.current(rows, cohort.generations) & ~self._short(rows)
+        return Cohort.of([cohort.requests[i] for i in np.flatnonzero(going)], table)
 
     def _short(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows have no page yet for their next token."""

@@ -23,7 +23,7 @@ class Inbox:
         self.arrivals: deque[Request] = deque()
         self.aborts: deque[Request] = deque()
         self.resumes: deque[Request] = deque()
-        self._loop = loop
+        self.loop = loop
         self._thread = threading.get_ident()
         self._sleeper: asyncio.Future[None] | None = None
 
@@ -46,7 +46,7 @@ class Inbox:
             return
         # A loop that is closed runs nothing for anybody any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
 
     def wake(self) -> None:
         """End ``sleep``, if the scheduler is in it. On the event loop."""
@@ -58,7 +58,7 @@ class Inbox:
         """Until something is put in. No timer runs and nothing is polled meanwhile."""
         if self.arrivals or self.aborts or self.resumes:
             return
-        self._sleeper = self._loop.create_future()
+        self._sleeper = self.loop.create_future()
         try:
             await self._sleeper
         finally:

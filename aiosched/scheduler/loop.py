@@ -28,7 +28,10 @@ async def event_loop_normal(core: EngineCore) -> None:
 
 
 async def event_loop_overlap(core: EngineCore) -> None:
-    """Process the result of step N-1 while the device runs step N; ``core.depth`` may be more."""
+    """Process the result of step N-1 while the device runs step N; ``core.depth`` may be more.
+
+    It may also change from batch to batch, and be 0.
+    """
     results: deque[ScheduleBatch] = deque()  # launched, not committed yet; oldest first
     while True:
         core.intake()
@@ -41,7 +44,9 @@ async def event_loop_overlap(core: EngineCore) -> None:
                 await core.commit(results.popleft())
             core.launch(batch)  # returns once it is enqueued
             results.append(batch)
-        # With a full pipeline, or nothing to launch, wait for the oldest result. The device is
+        # With nothing to launch, or a full pipeline, wait for the oldest result. The device is
         # busy with the others meanwhile.
-        if batch is None or len(results) > core.depth:
+        if batch is None:
+            await core.commit(results.popleft())
+        while len(results) > core.depth:
             await core.commit(results.popleft())

@@ -1,4 +1,4 @@
-"""Request: one answer being generated, as the scheduler sees it; and Reader: who waits for it.
+"""Request: one answer being generated, as the scheduler sees it.
 
 A request's committed tokens are its ``output`` list and nothing else: text, log-probabilities,
 usage and what is computed again after a retraction all derive from it. What concerns one step
@@ -7,7 +7,6 @@ belongs to the step; what concerns the KV row of a running request belongs to th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +17,7 @@ from aiosched.model.inputs import Int32Array, IntArray
 from aiosched.params import SamplingParams
 from aiosched.request import FinishReason
 from aiosched.scheduler.logprobs import LogprobRows
+from aiosched.scheduler.reader import Reader
 
 if TYPE_CHECKING:
     from aiosched.cache.radix import Node
@@ -44,33 +44,6 @@ class TextPipe(Protocol):
 
     def flush(self) -> str:
         """The text that was held back, once the answer has ended otherwise. The same each time."""
-
-
-class Reader:
-    """The mailbox slot of a stream: at most one reader waits on a bare future.
-
-    Attributes:
-        whole: the one who waits wants the whole answer: single tokens do not wake it.
-    """
-
-    __slots__ = ("waiter", "whole")
-
-    def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
-        self.whole = False
-
-    def token(self) -> None:
-        """There are tokens to read. On the event loop."""
-        if not self.whole:
-            self.notify()
-
-    def notify(self) -> None:
-        """Wake the reader, if one waits. On the event loop."""
-        waiter = self.waiter
-        if waiter is not None:
-            self.waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class Family:
@@ -226,6 +199,15 @@ class Request:
     def length(self) -> int:
         """Prompt and committed output, in tokens."""
         return len(self.prompt) + len(self.output)
+
+    def next_look(self) -> int:
+        """Length of ``output`` at which commit must look at it again, one token at a time.
+
+        There it ends, or its unread tokens may have come to their limit. Until then neither can be
+        the case whatever its reader does, so commit need not look at it at all.
+        """
+        room = max(1, self.unread_limit - (len(self.output) - self.read))
+        return min(self.max_new, len(self.output) + room)
 
     def tokens(self, length: int | None = None) -> Int32Array:
         """The first ``length`` tokens of prompt and output (all of them if not given)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,8 @@ from aiosched.errors import InvalidModelOutput
 from aiosched.model.inputs import StepResult
 from aiosched.request import FinishReason
 from aiosched.scheduler.batch import ScheduleBatch
+from aiosched.scheduler.cohort import Cohort
+from aiosched.scheduler.reader import Reader, wake
 from aiosched.scheduler.requests import Request
 from aiosched.scheduler.state import SchedulerState
 
@@ -34,17 +38,23 @@ class ResultProcessor:
         state, table = self._state, self._state.table
         state.completed = batch.step
         state.memory.advance(batch.step)
-        rows, generations = batch.inputs.rows, batch.inputs.generations
-        current = table.current(rows, generations)
-        table.kv_done[rows[current]] = batch.inputs.seq_lens[current]
+        inputs = batch.inputs
+        if batch.releases == table.releases:
+            current = None  # all of them
+            table.kv_done[inputs.rows] = inputs.seq_lens
+        else:
+            current = table.current(inputs.rows, inputs.generations)
+            table.kv_done[inputs.rows[current]] = inputs.seq_lens[current]
         if batch.mode.is_extend:
             self._commit_prompts(batch, result, current)
         self._commit_tokens(batch, result)
 
     def _commit_prompts(
-        self, batch: ScheduleBatch, result: StepResult, current: NDArray[np.bool_]
+        self, batch: ScheduleBatch, result: StepResult, current: NDArray[np.bool_] | None
     ) -> None:
         """Share the pages that chunks have filled, and keep prompt log-probabilities."""
+        if current is None:
+            current = np.ones(len(batch.requests), dtype=np.bool_)
         for index in range(batch.inputs.num_decodes, len(batch.requests)):
             request = batch.requests[index]
             if current[index]:
@@ -70,46 +80,41 @@ class ResultProcessor:
                 kept.extend(asked.targets[new:stop], values, new, stop)
 
     def _commit_tokens(self, batch: ScheduleBatch, result: StepResult) -> None:
-        table = self._state.table
-        rows, tokens, requests = batch.rows_sampled, result.tokens, batch.requests_sampled
-        current = table.current(rows, batch.generations_sampled)
-        if not current.all():
-            kept = np.flatnonzero(current)
-            rows, tokens = rows[kept], tokens[kept]
-            requests = tuple(requests[i] for i in kept.tolist())
-        else:
-            kept = None
+        table, cohort, tokens = self._state.table, batch.sampled, result.tokens
+        places = None  # of the requests in the step's sampled ones, if some have gone
+        if batch.releases != table.releases:
+            current = table.current(cohort.rows, cohort.generations)
+            if not current.all():
+                places = np.flatnonzero(current)
+                tokens = tokens[places]
+                cohort = Cohort.of([cohort.requests[i] for i in places.tolist()], table)
+        rows = cohort.rows
         out_len = table.out_len[rows] + 1
         table.out_len[rows] = out_len
-        valid = (tokens >= 0) & (tokens < self._vocab_size)
-        known = np.where(valid, tokens, 0)
-        ends = (out_len >= table.out_limit[rows]) | ~valid
-        ends |= self._is_eos[known] & table.stops_at_eos[rows]
-        by_hand = ends | table.watched[rows]
-        # The common case is one append and, where a reader waits, one wake-up.
+        # One comparison for both ends: as unsigned numbers, negative tokens are large.
+        valid = tokens.view(np.uint64) < self._vocab_size
+        by_hand = out_len >= table.look_at[rows]
+        by_hand |= table.watched[rows]
+        if valid.all():
+            by_hand |= self._is_eos[tokens] & table.stops_at_eos[rows]
+        else:
+            by_hand |= ~valid
+            by_hand |= self._is_eos[np.where(valid, tokens, 0)] & table.stops_at_eos[rows]
         if not by_hand.any():
-            self._deliver(requests, tokens.tolist())
+            _deliver(cohort.outputs, cohort.readers, tokens.tolist())
             return
         plain = np.flatnonzero(~by_hand).tolist()
-        self._deliver([requests[i] for i in plain], tokens[plain].tolist())
+        _deliver(
+            [cohort.outputs[i] for i in plain],
+            [cohort.readers[i] for i in plain],
+            tokens[plain].tolist(),
+        )
         logprobs = _by_sample(batch, result)
         for i in np.flatnonzero(by_hand).tolist():
-            place = i if kept is None else int(kept[i])
-            self._commit_one(requests[i], int(tokens[i]), batch.step, logprobs.get(place), result)
-
-    def _deliver(self, requests: tuple[Request, ...] | list[Request], tokens: list[int]) -> None:
-        for request, token in zip(requests, tokens, strict=True):
-            output = request.output
-            output.append(token)
-            # Reader.token(), written out: this runs once for each row of each step.
-            reader = request.reader
-            waiter = reader.waiter
-            if waiter is not None and not reader.whole:
-                reader.waiter = None
-                if not waiter.done():
-                    waiter.set_result(None)
-            if len(output) - request.read >= request.unread_limit:
-                self._state.pause(request)
+            place = i if places is None else int(places[i])
+            self._commit_one(
+                cohort.requests[i], int(tokens[i]), batch.step, logprobs.get(place), result
+            )
 
     def _commit_one(
         self,
@@ -148,6 +153,16 @@ class ResultProcessor:
             request.reader.token()
         if unread >= request.unread_limit:
             self._state.pause(request)
+        self._state.table.look_at[request.row] = request.next_look()
+
+
+def _deliver(
+    outputs: Sequence[list[int]], readers: Sequence[Reader], tokens: Sequence[int]
+) -> None:
+    """The common case of commit, once for each row of each step: append, and wake who waits."""
+    # Without a line of Python for each row: `append` returns None, so `any` calls it for all.
+    any(map(list.append, outputs, tokens))
+    wake(readers)
 
 
 def _by_sample(batch: ScheduleBatch, result: StepResult) -> dict[int, int]:

@@ -24,6 +24,9 @@ class RowTable:
 
     ``kv_len`` counts positions whose KV a launched step writes; ``kv_done`` those that a finished
     step has written. Planning looks at the former only and so never needs a result.
+
+    Attributes:
+        releases: rows given up so far. While it stays the same, every owner is who it was.
     """
 
     def __init__(self, count: int, max_pages: int) -> None:
@@ -39,7 +42,7 @@ class RowTable:
         self.num_shared = np.zeros(size, dtype=np.int64)  # leading pages that the radix cache owns
         self.page_table = np.zeros((size, max_pages), dtype=np.int32)
         self.out_len = np.zeros(size, dtype=np.int64)  # committed output tokens
-        self.out_limit = np.zeros(size, dtype=np.int64)
+        self.look_at = np.zeros(size, dtype=np.int64)  # out_len at which commit looks at the row
         self.stops_at_eos = np.zeros(size, dtype=np.bool_)  # the model's end tokens end it
         self.watched = np.zeros(size, dtype=np.bool_)  # commit needs Python for each token
         self.plain = np.zeros(size, dtype=np.bool_)  # greedy, and nothing touches its logits
@@ -52,6 +55,7 @@ class RowTable:
         self.frequency = np.zeros(size, dtype=np.float32)
         self.seed = np.zeros(size, dtype=np.uint64)
         self.special = np.zeros(size, dtype=np.bool_)  # bias, bans, tracking or logprobs
+        self.releases = 0
         self._free = list(range(count, 0, -1))
         self._arriving: deque[tuple[int, int]] = deque()
         self._completed = 0
@@ -77,7 +81,7 @@ class RowTable:
         self.kv_limit[row] = len(request.prompt) + request.max_new - 1
         self.num_pages[row] = self.num_shared[row] = 0
         self.out_len[row] = len(request.output)
-        self.out_limit[row] = request.max_new
+        self.look_at[row] = request.next_look()
         self.stops_at_eos[row] = not params.ignore_eos
         self.watched[row] = bool(
             params.stop_token_ids
@@ -108,6 +112,7 @@ class RowTable:
         row, request.row = request.row, 0
         self.owner[row] = None
         self.generation[row] += 1
+        self.releases += 1
         self.kv_len[row] = self.kv_done[row] = 0
         self.page_table[row, : self.num_pages[row]] = 0  # what lies behind a table is padding
         self.num_pages[row] = self.num_shared[row] = 0

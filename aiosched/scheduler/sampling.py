@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aiosched.model.draws import uniform_draws
 from aiosched.model.inputs import SamplingInputs, TrackedReset
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.requests import Request
 from aiosched.scheduler.rows import RowTable
 
@@ -20,18 +21,16 @@ GREEDY = SamplingInputs()
 
 
 def sampling_inputs(
-    table: RowTable,
-    rows: NDArray[np.int64],
-    requests: Sequence[Request],
-    eos_token_ids: Sequence[int],
+    table: RowTable, cohort: Cohort, eos_token_ids: Sequence[int]
 ) -> SamplingInputs:
-    """Sampling of ``rows``, whose step samples the token at position ``kv_len`` of each.
+    """Sampling of ``cohort``, whose step samples the token at position ``kv_len`` of each.
 
     The draw of a row is a function of its seed and that position, so neither its neighbours nor
     the depth of the overlap nor a retraction changes it.
     """
-    if table.plain[rows].all():
+    if cohort.greedy:
         return GREEDY
+    rows, requests = cohort.rows, cohort.requests
     temperature = table.temperature[rows]
     sampled = bool(temperature.any())
     special = np.flatnonzero(table.special[rows])

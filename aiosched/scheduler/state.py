@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiosched.errors import KVCacheExhausted
 from aiosched.request import FinishReason
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.memory import KVMemory
 from aiosched.scheduler.queue import WaitingQueue
 from aiosched.scheduler.requests import Family, Request, State
@@ -38,11 +38,11 @@ HOLDS_ROW = frozenset({State.PREFILL, State.DECODE, State.RETIRING, State.PAUSED
 
 
 class RunningSet:
-    """The requests that decode, in the order in which they began, with their rows as an array."""
+    """The requests that decode, in the order in which they began."""
 
-    def __init__(self) -> None:
-        self.requests: tuple[Request, ...] = ()
-        self.rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    def __init__(self, table: RowTable) -> None:
+        self.cohort = Cohort.of((), table)
+        self._table = table
         self._added: list[Request] = []
         self._stale = False
         self._turn = 0
@@ -58,27 +58,32 @@ class RunningSet:
         self._stale = True
 
     def refresh(self) -> None:
-        """Bring ``requests`` and ``rows`` up to date; free if nobody came or left."""
+        """Bring ``cohort`` up to date; free if nobody came or left."""
         if self._stale or self._added:
-            everybody = [*self.requests, *self._added]
-            self.requests = tuple(r for r in everybody if r.state is State.DECODE)
-            self.rows = np.array([r.row for r in self.requests], dtype=np.int64)
-            self.rows.flags.writeable = False  # steps in flight share it
+            everybody = [*self.cohort.requests, *self._added]
+            going = [r for r in everybody if r.state is State.DECODE]
+            self.cohort = Cohort.of(going, self._table)
             self._added.clear()
             self._stale = False
 
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """As of the last ``refresh``."""
+        return self.cohort.requests
+
     def __len__(self) -> int:
         self.refresh()
-        return len(self.requests)
+        return len(self.cohort)
 
-    def turn(self, most: int) -> NDArray[np.int64]:
-        """The rows of this step if only ``most`` may run: everybody in turn."""
+    def turn(self, most: int) -> Cohort:
+        """Who decodes in this step if only ``most`` may: everybody in turn."""
         count = len(self)
         if count <= most:
-            return self.rows
-        places = (self._turn + np.arange(most)) % count
+            return self.cohort
+        places = [(self._turn + i) % count for i in range(most)]
         self._turn = (self._turn + most) % count
-        return self.rows[places]
+        requests = self.cohort.requests
+        return Cohort.of([requests[place] for place in places], self._table)
 
 
 class SchedulerState:
@@ -96,7 +101,7 @@ class SchedulerState:
         self.waiting = WaitingQueue()
         self.prefilling: list[Request] = []
         self._prefill_growth = 0  # tokens that those may generate: counted, not summed each time
-        self.running = RunningSet()
+        self.running = RunningSet(table)
         self.paused: set[Request] = set()
         self.resuming: set[Request] = set()
         self.parked: set[Request] = set()
@@ -169,6 +174,8 @@ class SchedulerState:
         elif request.state is State.PARKED:
             self.parked.remove(request)
             self.waiting.push(request)
+        elif request.row:  # it is not held up, but how much it may hold unread may have changed
+            self.table.look_at[request.row] = 0
 
     def fill_places(self, places: int) -> None:
         """Let those decode whose readers read again, the first in the queue's order first.
@@ -259,7 +266,7 @@ class SchedulerState:
         to step while it proves enough (after SGLang's ``new_token_ratio``).
         """
         self.running.refresh()
-        rows = self.running.rows
+        rows = self.running.cohort.rows
         left = self.table.kv_limit[rows] - self.table.kv_len[rows]
         growth = int(np.minimum(left, MOST_GROWTH).sum())
         growth += self._prefill_growth

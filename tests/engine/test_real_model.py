@@ -12,10 +12,10 @@ from engines import assert_baseline
 
 from aiosched import Engine, SamplingParams
 from aiosched.model.builtin import BUILTIN_MODELS, builtin_file
+from aiosched.model.dense_model import DenseModel
 from aiosched.model.gguf_file import GGUFFile
 from aiosched.model.gguf_model import load_gguf_model
 from aiosched.model.loader import load_model
-from aiosched.model.transformers_model import TransformersModel
 
 pytestmark = pytest.mark.timeout(400)  # the whole reference is made in the first set-up
 
@@ -48,12 +48,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> TransformersModel:
+def smollm2() -> DenseModel:
     return load_model("smollm2-135m-instruct", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: TransformersModel) -> list[list[int]]:
+def expected(smollm2: DenseModel) -> list[list[int]]:
     """What transformers alone generates, with its own attention and its own KV cache."""
     cache = Path.home() / ".cache" / "aiosched"
     file = builtin_file(BUILTIN_MODELS["smollm2-135m-instruct"], cache, lambda *_: None)
@@ -63,7 +63,7 @@ def expected(smollm2: TransformersModel) -> list[list[int]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for text in PROMPTS:
-        ids = torch.tensor([smollm2.tokenizer(text)["input_ids"]])
+        ids = torch.tensor([smollm2.tokenizer.backend_tokenizer.encode(text).ids])
         with torch.inference_mode():
             output = reference.generate(
                 ids,
@@ -85,7 +85,7 @@ async def answers_of(engine: Engine, prompts: list[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_twenty_prompts_in_one_batch_equal_transformers_generate(
-    smollm2: TransformersModel, expected: list[list[int]], depth: int
+    smollm2: DenseModel, expected: list[list[int]], depth: int
 ) -> None:
     async def main() -> None:
         async with Engine(smollm2, **SETTINGS, overlap_depth=depth) as engine:
@@ -97,7 +97,7 @@ def test_twenty_prompts_in_one_batch_equal_transformers_generate(
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_prompts_read_in_chunks_of_five_equal_transformers_generate(
-    smollm2: TransformersModel, expected: list[list[int]], page_size: int
+    smollm2: DenseModel, expected: list[list[int]], page_size: int
 ) -> None:
     async def main() -> None:
         async with Engine(
@@ -109,7 +109,7 @@ def test_prompts_read_in_chunks_of_five_equal_transformers_generate(
 
 
 def test_a_prefix_cache_hit_does_not_change_the_answer(
-    smollm2: TransformersModel, expected: list[list[int]]
+    smollm2: DenseModel, expected: list[list[int]]
 ) -> None:
     async def main() -> None:
         async with Engine(smollm2, **SETTINGS, overlap_depth=1, page_size=4) as engine:
@@ -123,7 +123,7 @@ def test_a_prefix_cache_hit_does_not_change_the_answer(
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_forced_retraction_does_not_change_the_answers(
-    smollm2: TransformersModel, expected: list[list[int]], depth: int
+    smollm2: DenseModel, expected: list[list[int]], depth: int
 ) -> None:
     async def main() -> None:
         async with Engine(

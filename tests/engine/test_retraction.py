@@ -121,13 +121,13 @@ def test_a_result_applies_only_in_the_epoch_that_it_was_computed_in(
 
             def applied(batch: Any, result: Any) -> None:
                 nonlocal late
-                rows, generations = batch.rows_sampled, batch.generations_sampled
+                rows, generations = batch.sampled.rows, batch.sampled.generations
                 current = state.table.current(rows, generations)
-                before = [len(request.output) for request in batch.requests_sampled]
+                before = [len(request.output) for request in batch.sampled.requests]
                 apply(batch, result)
                 grown = [
                     len(request.output) - length
-                    for request, length in zip(batch.requests_sampled, before, strict=True)
+                    for request, length in zip(batch.sampled.requests, before, strict=True)
                 ]
                 assert grown == current.astype(int).tolist()
                 late += int((~current).sum())

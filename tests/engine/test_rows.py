@@ -26,7 +26,8 @@ from aiosched.device.sim import SimDevice
 from aiosched.model.inputs import StepResult
 from aiosched.request import FinishReason
 from aiosched.scheduler.inbox import Inbox
-from aiosched.scheduler.requests import Family, Reader, Request
+from aiosched.scheduler.reader import Reader
+from aiosched.scheduler.requests import Family, Request
 from aiosched.scheduler.results import ResultProcessor
 from aiosched.scheduler.scheduler import Limits, Scheduler
 from aiosched.scheduler.state import HOLDS_ROW
@@ -73,7 +74,7 @@ def test_rows_belong_to_one_request_and_change_generation_with_their_owner():
 
     def commit() -> None:
         batch = in_flight.popleft()
-        tokens = np.array([draw.randrange(64) for _ in batch.samples], dtype=np.int64)
+        tokens = np.array([draw.randrange(64) for _ in batch.sampled.rows], dtype=np.int64)
         results.process_batch_result(batch, StepResult(tokens))
 
     def check() -> None:

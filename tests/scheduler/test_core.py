@@ -17,9 +17,12 @@ from aiosched.device.stream import InFlight
 from aiosched.model.inputs import StepInputs, StepResult
 from aiosched.observe.steps import StepMeter
 from aiosched.scheduler.batch import ForwardMode, ScheduleBatch
+from aiosched.scheduler.cohort import Cohort
 from aiosched.scheduler.core import EngineCore
+from aiosched.scheduler.depth import FixedDepth
 from aiosched.scheduler.future_map import FutureMap
 from aiosched.scheduler.inbox import Inbox
+from aiosched.scheduler.rows import RowTable
 from aiosched.scheduler.scheduler import Limits, Scheduler
 from aiosched.scheduler.watchdog import Watchdog
 
@@ -53,8 +56,8 @@ class KernelRunner:
 
 def empty_batch(step: int) -> ScheduleBatch:
     inputs = replace(StepInputs.empty(page_size=4), step=step)
-    none = np.empty(0, np.int64)
-    return ScheduleBatch(inputs, ForwardMode.DECODE, (), none, none, none, ())
+    nobody = Cohort.of((), RowTable(1, 1))
+    return ScheduleBatch(inputs, ForwardMode.DECODE, (), nobody, releases=0)
 
 
 @asynccontextmanager
@@ -74,7 +77,7 @@ async def opened() -> AsyncIterator[tuple[EngineCore, FakeCuda, CudaDevice]]:
             Watchdog(loop, 60.0, lambda stalled: None),
             device,
             vocab_size=8,
-            depth=1,
+            depth=FixedDepth(1),
         ),
         gpu,
         device,

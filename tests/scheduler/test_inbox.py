@@ -10,7 +10,8 @@ import pytest
 
 from aiosched import SamplingParams
 from aiosched.scheduler.inbox import Inbox
-from aiosched.scheduler.requests import Family, Reader, Request
+from aiosched.scheduler.reader import Reader
+from aiosched.scheduler.requests import Family, Request
 
 
 def request(name="job"):

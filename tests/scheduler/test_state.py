@@ -9,7 +9,8 @@ from kv_audit import audit
 from scheduler_parts import admit, land, make_request, make_state, run_step
 
 from aiosched.request import FinishReason
-from aiosched.scheduler.requests import Reader, Request, State
+from aiosched.scheduler.reader import Reader
+from aiosched.scheduler.requests import Request, State
 from aiosched.scheduler.state import SchedulerState
 
 
@@ -100,12 +101,12 @@ def test_a_pause_and_a_return_before_the_next_plan_list_nobody_twice() -> None:
     state.pause(request)
     state.resume(request)
     state.fill_places(8)
-    assert state.running.turn(8).tolist() == [other.row, request.row]
+    assert state.running.turn(8).rows.tolist() == [other.row, request.row]
     state.pause(other)
     state.resume(other)
     state.fill_places(8)
     state.pause(other)
-    assert state.running.turn(8).tolist() == [request.row]
+    assert state.running.turn(8).rows.tolist() == [request.row]
     audit(state)
 
 
@@ -158,10 +159,10 @@ def test_rows_take_turns_if_not_all_may_run() -> None:  # C54
     state = make_state(rows=8)
     for _ in range(5):
         decoding(state)
-    turns = [state.running.turn(2).tolist() for _ in range(5)]
+    turns = [state.running.turn(2).rows.tolist() for _ in range(5)]
     assert sorted(row for turn in turns for row in turn) == sorted([1, 2, 3, 4, 5] * 2)
     assert all(len(set(turn)) == 2 for turn in turns)
-    assert state.running.turn(5).tolist() == [1, 2, 3, 4, 5]
+    assert state.running.turn(5).rows.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_deadlines_are_named_once_and_forgotten_with_their_requests() -> None:
