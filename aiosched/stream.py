@@ -52,7 +52,8 @@ class TokenStream:
         self._make_detokenizer = make_detokenizer
         self._reader_grace = reader_grace
         self._grace: asyncio.TimerHandle | None = None
-        self._quick: Request | None = None  # see __anext__
+        self._reader = answer.reader
+        self._quick: Request | None = None  # what __anext__ may read, and nothing else is to do
         self._push: Callable[[int], str] | None = None
         self._choices: deque[ChoiceReader] | None = None  # those that are still read
         self._ended = False
@@ -68,6 +69,7 @@ class TokenStream:
 
     def abort(self) -> None:
         """End the request before its next step. Plain, idempotent, callable from any thread."""
+        self._quick = None
         self._answer.abort()
         self._forget_grace()
 
@@ -101,17 +103,17 @@ class TokenStream:
         """The path of each token of each stream. A lone choice that runs and wants nothing but ids
         and text takes what is written out here; whatever else there is to do is in ``_next``."""
         request = self._quick
-        if request is not None and self._grace is None:
-            index, output, answer = request.read, request.output, self._answer
-            if index >= len(output) and request.state is not _FINISHED and not answer.aborted:
+        if request is not None:
+            index, output = request.read, request.output
+            if index >= len(output) and request.state is not _FINISHED:
                 try:
-                    await answer.reader
+                    await self._reader
                 except BaseException as error:
                     self._waiting_failed(error)
                     del self  # else the traceback, and with it a dead task, would hold the stream
                     raise
             # PAUSED is followed by RESUMING and FINISHED: all of them need more than this.
-            if index < len(output) and request.state < _PAUSED and not answer.aborted:
+            if index < len(output) and request.state < _PAUSED and self._quick is not None:
                 token = output[index]
                 request.read = index + 1
                 push = self._push
@@ -136,7 +138,7 @@ class TokenStream:
             if self._ended:
                 break
             try:
-                await answer.reader
+                await self._reader
             except BaseException as error:
                 self._waiting_failed(error)
                 del self  # see __anext__
@@ -203,18 +205,24 @@ class TokenStream:
         if answer.requests:
             readers = [ChoiceReader(r, self._make_detokenizer) for r in answer.requests]
             self._choices = deque(readers)
-            if len(readers) == 1 and readers[0].quick:
-                self._quick, self._push = readers[0].request, readers[0].push
+            self._take_the_quick_way()
             return self._take()
         if answer.cut and not self._ended:
             self._ended = True
             return Token(id=None, text="", index=0, finish_reason=FinishReason.ABORT)
         return None
 
+    def _take_the_quick_way(self) -> None:
+        """From the next token on, if there is but one choice and it wants but ids and text."""
+        choices = self._choices
+        if choices is not None and len(choices) == 1 and choices[0].quick:
+            self._quick, self._push = choices[0].request, choices[0].push
+
     def _resume_reading(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
+            self._take_the_quick_way()
 
     def _forget_grace(self) -> None:
         """Nobody will read on: the timer would only keep the answer alive. From any thread."""
@@ -231,6 +239,7 @@ class TokenStream:
             WrongEventLoop: the task that waited runs on another loop, as asyncio has noticed.
         """
         if isinstance(error, asyncio.CancelledError):
+            self._quick = None
             self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
         elif asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop(
@@ -239,7 +248,7 @@ class TokenStream:
 
     async def _wait_for_end(self) -> None:
         """Until some choice has ended: single tokens wake nobody."""
-        reader = self._answer.reader
+        reader = self._reader
         reader.whole = True
         try:
             await reader

@@ -35,14 +35,18 @@ class PrefillPlanner:
 
     def plan(self, budget: int) -> list[Chunk]:
         """Chunks of at most ``budget`` tokens in all, oldest prompt first."""
+        state = self._state
         chunks: list[Chunk] = []
-        for request in self._state.prefilling:
+        for request in state.prefilling:
             if budget <= 0:
                 return chunks
             chunks.append(self._chunk(request, budget))
             budget -= chunks[-1].end - chunks[-1].start
+        if budget <= 0 or not state.waiting:
+            return chunks
+        growth = state.running_growth()
         for _ in range(MAX_ADMISSIONS):
-            if budget <= 0 or (admitted := self._admit()) is None:
+            if budget <= 0 or (admitted := self._admit(growth)) is None:
                 break
             chunks.append(self._chunk(admitted, budget))
             budget -= chunks[-1].end - chunks[-1].start
@@ -52,7 +56,7 @@ class PrefillPlanner:
         start = int(self._state.table.kv_len[request.row])
         return Chunk(request, start, min(request.target, start + budget))
 
-    def _admit(self) -> Request | None:
+    def _admit(self, growth: int) -> Request | None:
         """Admit the first of the queue, if it has a place; nobody overtakes it for being small."""
         state = self._state
         while state.active + len(state.resuming) < self._max_running:
@@ -66,7 +70,7 @@ class PrefillPlanner:
                 state.waiting.push(request)  # its end takes it out
                 state.exhaust(request)
             else:
-                if self._place(request):
+                if self._place(request, growth):
                     state.begin_prefill(request)
                     return request
                 state.waiting.push(request)
@@ -91,12 +95,12 @@ class PrefillPlanner:
         memory = self._state.memory
         return memory.pages_for(request.length) > memory.pool.total
 
-    def _place(self, request: Request) -> bool:
+    def _place(self, request: Request, growth: int) -> bool:
         """Find it a row and pages, if need be those of paused requests."""
         state = self._state
         while True:
             if state.table.free:
-                outcome = state.memory.admit(request, state.headroom())
+                outcome = state.memory.admit(request, state.headroom(growth))
                 if outcome is not Admission.SHORT:
                     return outcome is Admission.DONE
             elif state.table.arriving:

@@ -100,6 +100,8 @@ class ResultProcessor:
         else:
             by_hand |= ~valid
             by_hand |= self._is_eos[np.where(valid, tokens, 0)] & table.stops_at_eos[rows]
+        if table.with_stop_ids:
+            by_hand |= (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
         if not by_hand.any():
             _deliver(cohort.outputs, cohort.readers, tokens.tolist())
             return

@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 from aiosched.scheduler.requests import Request
 
 
+STOP_IDS = 4
+"""Stop tokens of a request that are compared as columns; with more, commit looks at each token."""
+NO_TOKEN = 2**63 - 1
+
+
 class RowTable:
     """``count`` rows for requests, and row 0, which is padding and belongs to nobody.
 
@@ -44,6 +49,8 @@ class RowTable:
         self.out_len = np.zeros(size, dtype=np.int64)  # committed output tokens
         self.look_at = np.zeros(size, dtype=np.int64)  # out_len at which commit looks at the row
         self.stops_at_eos = np.zeros(size, dtype=np.bool_)  # the model's end tokens end it
+        self.stop_ids = np.full((size, STOP_IDS), NO_TOKEN, dtype=np.int64)  # further tokens that do
+        self.with_stop_ids = 0  # rows that have any
         self.watched = np.zeros(size, dtype=np.bool_)  # commit needs Python for each token
         self.plain = np.zeros(size, dtype=np.bool_)  # greedy, and nothing touches its logits
         self.temperature = np.zeros(size, dtype=np.float32)
@@ -83,8 +90,12 @@ class RowTable:
         self.out_len[row] = len(request.output)
         self.look_at[row] = request.next_look()
         self.stops_at_eos[row] = not params.ignore_eos
+        few = len(params.stop_token_ids) <= STOP_IDS
+        if params.stop_token_ids and few:
+            self.stop_ids[row, : len(params.stop_token_ids)] = tuple(params.stop_token_ids)
+            self.with_stop_ids += 1
         self.watched[row] = bool(
-            params.stop_token_ids
+            not few
             or request.text_pipe is not None
             or request.logprobs is not None
             or request.interval > 1
@@ -113,6 +124,9 @@ class RowTable:
         self.owner[row] = None
         self.generation[row] += 1
         self.releases += 1
+        if self.stop_ids[row, 0] != NO_TOKEN:
+            self.stop_ids[row] = NO_TOKEN
+            self.with_stop_ids -= 1
         self.kv_len[row] = self.kv_done[row] = 0
         self.page_table[row, : self.num_pages[row]] = 0  # what lies behind a table is padding
         self.num_pages[row] = self.num_shared[row] = 0

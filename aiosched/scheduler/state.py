@@ -258,18 +258,23 @@ class SchedulerState:
         self._forget_deadlines()
         return self._deadlines[0][0] if self._deadlines else None
 
-    def headroom(self) -> int:
+    def running_growth(self) -> int:
+        """Tokens by which the requests that decode may still grow, as far as room is kept for."""
+        self.running.refresh()
+        rows = self.running.cohort.rows
+        left = self.table.kv_limit[rows] - self.table.kv_len[rows]
+        return int(np.minimum(left, MOST_GROWTH).sum())
+
+    def headroom(self, running_growth: int) -> int:
         """Pages to keep for the growth of running requests when another is to be admitted.
 
         Nobody knows how long answers get. A share of what is still allowed is kept: half of it at
         first, all of it after a retraction has shown that this was too little, and less from step
         to step while it proves enough (after SGLang's ``new_token_ratio``).
+
+        ``running_growth`` is asked once for all admissions of a turn: they do not change it.
         """
-        self.running.refresh()
-        rows = self.running.cohort.rows
-        left = self.table.kv_limit[rows] - self.table.kv_len[rows]
-        growth = int(np.minimum(left, MOST_GROWTH).sum())
-        growth += self._prefill_growth
+        growth = running_growth + self._prefill_growth
         return self.memory.pages_for(int(self.new_token_ratio * growth))
 
     def decay(self) -> None:

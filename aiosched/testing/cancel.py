@@ -99,7 +99,7 @@ class _Watched(Generic[T]):
                 return stop.value  # type: ignore[no-any-return]
             self.suspensions += 1
             if self.suspensions == self._n:
-                self._cancel(awaited)
+                awaited = self._cancel(awaited)
             try:
                 sent = yield awaited
             except GeneratorExit:
@@ -110,7 +110,8 @@ class _Watched(Generic[T]):
             else:
                 resume = partial(inner.send, sent)
 
-    def _cancel(self, awaited: asyncio.Future[Any] | None) -> None:
+    def _cancel(self, awaited: Any) -> Any:
+        """Have the task cancelled. Returns what it is to wait for now."""
         task = asyncio.current_task()
         assert task is not None
         if not self._late:
@@ -118,5 +119,10 @@ class _Watched(Generic[T]):
         elif awaited is None:  # asyncio.sleep(0) waits for nothing but its turn
             asyncio.get_running_loop().call_soon(task.cancel)
         else:
-            # Callbacks run in their order, so this one comes before the task's own wake-up.
+            # The task waits for a stand-in that never comes. So only the cancel wakes it, and that
+            # comes when the real thing does. (What tasks wait for need not take a second callback.)
+            standin: Any = asyncio.get_running_loop().create_future()
+            standin._asyncio_future_blocking, awaited._asyncio_future_blocking = True, False
             awaited.add_done_callback(lambda _: task.cancel())
+            return standin
+        return awaited

@@ -185,13 +185,13 @@ def test_headroom_follows_what_retractions_teach() -> None:
     state = make_state(pages=64)
     request = decoding(state, max_new=33)
     assert state.table.kv_limit[request.row] - state.table.kv_len[request.row] == 32
-    assert state.headroom() == 32 * 0.5 / 4
+    assert state.headroom(state.running_growth()) == 32 * 0.5 / 4
     victim = decoding(state)
     state.retract(victim)
-    assert state.headroom() == 32 / 4
+    assert state.headroom(state.running_growth()) == 32 / 4
     for _ in range(10_000):
         state.decay()
-    assert state.headroom() == -(-int(32 * 0.1) // 4)
+    assert state.headroom(state.running_growth()) == -(-int(32 * 0.1) // 4)
 
 
 def test_whoever_waits_for_the_end_of_all_is_told() -> None:
