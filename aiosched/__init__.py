@@ -28,7 +28,9 @@ from aiosched.errors import (
     RequestFailed,
     WrongEventLoop,
 )
-from aiosched.observe.stats import EngineStats, Health, Status
+from aiosched.observe.records import StepRecord
+from aiosched.observe.stats import EngineStats, Health, Status, StepTimes
+from aiosched.observe.timeline import Timeline
 from aiosched.params import SamplingParams
 from aiosched.request import Choice, Completion, FinishReason, Logprob, Token, Usage
 from aiosched.stream import TokenStream
@@ -60,6 +62,9 @@ __all__ = [
     "RequestFailed",
     "SamplingParams",
     "Status",
+    "StepRecord",
+    "StepTimes",
+    "Timeline",
     "Token",
     "TokenStream",
     "Usage",

@@ -15,7 +15,7 @@ from aiosched.errors import InvalidConfig
 ENV_PREFIX = "AIOSCHED_"
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = (None, "int8")
+QUANTIZATIONS = ("none", "int8")
 POLICIES = ("priority", "fifo")
 
 
@@ -27,8 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (CUDA if there is a GPU).
         dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file: bfloat16, or
             float32 on a CPU without dot products in bfloat16).
-        quantization: ``int8`` stores the weights of linear layers in 8 bits, with a scale for each
-            output; for models of the dense llama, qwen2 and qwen3 families on the CPU.
+        quantization: ``none``, or ``int8``: weights of linear layers in 8 bits, with a scale for
+            each output; for models of the dense llama, qwen2 and qwen3 families on the CPU.
         compile: run decode steps in C++, built once with the machine's compiler; for the same
             models.
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
@@ -62,7 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "smollm2-135m-instruct"
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str | None = None
+    quantization: str = "none"
     compile: bool = False
     overlap_depth: int | Literal["auto"] = "auto"
     max_model_len: int | None = None
@@ -160,10 +160,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidConfig(field, table[field], f"one of {', '.join(sorted(_hints()))}")
         return cls(**(table | overrides))
 
-    def _one_of(self, field: str, allowed: tuple[str | None, ...]) -> None:
+    def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         if getattr(self, field) not in allowed:
-            named = ", ".join(str(value) for value in allowed)
-            raise InvalidConfig(field, getattr(self, field), f"one of {named}")
+            raise InvalidConfig(field, getattr(self, field), f"one of {', '.join(allowed)}")
 
     def _between(self, field: str, low: float, high: float) -> None:
         value = getattr(self, field)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -73,9 +74,9 @@ class PromptEncoder:
             self._check_chars(text)
             return self._ids(encode(text, add_special_tokens=large.special))
 
-        encode = tokenizer.encode
+        encode: Callable[..., list[int]] = tokenizer.encode
         if isinstance(tokenizer, Tokenizer):
-            encode = tokenizer.encode_without_gil
+            encode = partial(tokenizer.encode_without_gil, check_length=self._check_length)
             return await tokenizer.off_loop(work)
         if self._plugged is None:
             self._plugged = asyncio.Lock()

@@ -215,7 +215,9 @@ class Runtime:
 
     def timeline(self) -> Timeline:
         steps = tuple(self._core.meter.records)
-        return Timeline(steps, f"{self._name} on {self._device.kind}, depth {self._config.overlap_depth}")
+        return Timeline(
+            steps, f"{self._name} on {self._device.kind}, depth {self._config.overlap_depth}"
+        )
 
     def describe(self) -> dict[str, Any]:
         """For the log."""

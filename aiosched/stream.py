@@ -54,7 +54,7 @@ class TokenStream:
         self._grace: asyncio.TimerHandle | None = None
         self._reader = answer.reader
         self._quick: Request | None = None  # what __anext__ may read, and nothing else is to do
-        self._push: Callable[[int], str] | None = None
+        self._text_of: Callable[[int], str] = _no_text
         self._choices: deque[ChoiceReader] | None = None  # those that are still read
         self._ended = False
 
@@ -116,8 +116,7 @@ class TokenStream:
             if index < len(output) and request.state < _PAUSED and self._quick is not None:
                 token = output[index]
                 request.read = index + 1
-                push = self._push
-                return Token(id=token, text="" if push is None else push(token), index=index)
+                return Token(id=token, text=self._text_of(token), index=index)
         rest = self._next()
         del self  # see above
         return await rest
@@ -216,7 +215,8 @@ class TokenStream:
         """From the next token on, if there is but one choice and it wants but ids and text."""
         choices = self._choices
         if choices is not None and len(choices) == 1 and choices[0].quick:
-            self._quick, self._push = choices[0].request, choices[0].push
+            self._quick = choices[0].request
+            self._text_of = choices[0].push or _no_text
 
     def _resume_reading(self) -> None:
         if self._grace is not None:
@@ -258,3 +258,8 @@ class TokenStream:
             raise
         finally:
             reader.whole = False
+
+
+def _no_text(token_id: int) -> str:
+    """For a model without a tokenizer."""
+    return ""

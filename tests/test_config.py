@@ -25,11 +25,12 @@ BOUNDS = [
 CHOICES = {
     "device": (("auto", "cpu", "cuda", "cuda:0", "cuda:11"), ("gpu", "cuda:", "cuda:x", "cuda:²")),
     "dtype": (("auto", "float32", "bfloat16", "float16"), ("int8", "")),
+    "quantization": (("none", "int8"), ("int4", "")),
     "overlap_depth": (("auto",), ("Auto", "1")),
     "policy": (("priority", "fifo"), ("lifo", "")),
 }
 UNBOUNDED = {"model", "prefix_cache", "disable_consecutive_prefill_overlap", "cache_dir", "debug"}
-UNBOUNDED |= {"timeline"}
+UNBOUNDED |= {"timeline", "compile"}
 OPTIONAL = ("max_model_len", "kv_tokens", "max_batch_tokens", "compute_threads", "cache_dir")
 
 

@@ -36,13 +36,16 @@ PUBLIC = [
     "RequestFailed",
     "SamplingParams",
     "Status",
+    "StepRecord",
+    "StepTimes",
+    "Timeline",
     "Token",
     "TokenStream",
     "Usage",
     "WrongEventLoop",
 ]
 ENGINE = {"abort", "close", "complete", "drain", "generate", "health", "open", "stats"}
-ENGINE |= {"model", "tokenizer"}
+ENGINE |= {"model", "timeline", "tokenizer"}
 STREAM = {"abort", "aclose", "finish_reason", "request_id"}
 
 

@@ -17,6 +17,9 @@ from rich.table import Table
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "uvloop", "flashinfer-python")
 
+WIDTH = 160
+"""Columns of a table that does not go to a terminal."""
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Where a benchmark ran.
@@ -79,7 +82,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         where = f"{machine.cpu}, {machine.cores} cores, {machine.system}"
         title = f"aiosched bench {self.benchmark} on {machine.gpu or where}"
         click.echo(f"{title} (torch {self.versions.get('torch', 'absent')})")
-        (console or Console()).print(table_of(self.rows))
+        if console is None:  # a file or a pipe has no width that a table must fit
+            console = Console(width=None if sys.stdout.isatty() else WIDTH)
+        console.print(table_of(self.rows))
         for note in self.notes:
             click.echo(note)
 

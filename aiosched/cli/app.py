@@ -13,6 +13,8 @@ from aiosched.cli.chat import chat
 from aiosched.cli.complete import complete
 from aiosched.cli.demo import demo
 from aiosched.cli.plug import Plug
+from aiosched.cli.simulate import simulate
+from aiosched.cli.timeline import timeline
 from aiosched.errors import AioschedError, InvalidConfig, InvalidRequest
 
 INTERRUPTED = 130
@@ -88,3 +90,5 @@ app.add_command(complete)
 app.add_command(chat)
 app.add_command(demo)
 app.add_command(bench)
+app.add_command(simulate)
+app.add_command(timeline)

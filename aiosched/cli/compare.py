@@ -9,6 +9,7 @@ from time import perf_counter
 
 import msgspec
 
+from aiosched.config import EngineConfig
 from aiosched.engine import Engine
 from aiosched.params import SamplingParams
 from aiosched.prompts import Prompt
@@ -72,7 +73,7 @@ async def measure(engine: Engine, prompts: Sequence[Prompt], params: SamplingPar
     while engine.stats().running:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     return Run(
-        depth=engine.config.overlap_depth,
+        depth=fixed_depth(engine.config),
         seconds=seconds,
         steps=after.steps - before.steps,
         tokens=sum(answer.usage.completion_tokens for answer in answers),
@@ -95,13 +96,20 @@ async def compare(
 
     Each goes first in every other round, so that what drifts (heat, neighbours) meets both alike.
     """
-    runs: dict[int, list[Run]] = {e.config.overlap_depth: [] for e in (normal, overlap)}
+    runs: dict[int, list[Run]] = {fixed_depth(e.config): [] for e in (normal, overlap)}
     for round_ in range(rounds):
         for engine in (normal, overlap) if round_ % 2 == 0 else (overlap, normal):
             run = await measure(engine, prompts, params)
             runs[run.depth].append(run)
             after_each(run)
     return runs
+
+
+def fixed_depth(config: EngineConfig) -> int:
+    """The depth of one side of the comparison, where ``auto`` has no place."""
+    depth = config.overlap_depth
+    assert isinstance(depth, int)
+    return depth
 
 
 def same_tokens(runs: Mapping[int, list[Run]]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
@@ -23,20 +23,16 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 512
 
 
-class DepthType(click.ParamType):
+def as_depth(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> int | Literal["auto"] | None:
     """``auto``, or a number; what numbers there may be is the setting's own business."""
-
-    name = "depth"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        if value == "auto":
-            return "auto"
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
+    if value is None or value == "auto":
+        return value  # type: ignore[return-value]
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number nor 'auto'.") from None
 
 
 def engine_options(command: Command) -> Command:
@@ -64,7 +60,8 @@ def overlap_option(command: Command) -> Command:
         command,
         click.option(
             "--overlap-depth",
-            type=DepthType(),
+            callback=as_depth,
+            metavar="DEPTH",
             help="0: normal loop, 1: overlap, more: run ahead; auto: chosen for each batch.",
         ),
     )

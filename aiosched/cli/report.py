@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from aiosched.cli.compare import Medians, Run, same_tokens
+from aiosched.cli.compare import Medians, Run, fixed_depth, same_tokens
 from aiosched.config import EngineConfig
 from aiosched.runtime import device_kind
 
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, config: EngineConfig, runs: Mapping[int, list[Run]]) -> Self:
         """``config`` is that of the overlap engine; ``runs`` are by depth, with depth 0."""
-        normal, overlap = runs[0], runs[config.overlap_depth]
+        normal, overlap = runs[0], runs[fixed_depth(config)]
         medians = Medians.of(normal), Medians.of(overlap)
         device, cores = device_kind(config.device), _cores()
         return cls(

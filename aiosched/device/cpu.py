@@ -139,7 +139,9 @@ class CpuDevice:
 
     Args:
         threads: torch's intra-op threads for the worker. The setting holds for the worker alone.
-            ``None`` leaves torch's own choice (one per core).
+            ``None`` leaves torch's own choice, one for each core. The event loop then takes its
+            time from one of them, which costs less than a core left to it would: SmolLM2 decodes
+            1.2 to 1.4 times as fast with both of two cores as with one, at any batch.
     """
 
     kind = "cpu"

@@ -7,15 +7,17 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import math
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiosched.errors import ModelLoadError
+from aiosched.model.gguf_unpack import unpack
+
+if TYPE_CHECKING:
+    import torch
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -68,28 +70,13 @@ class GGUFFile:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unknown"))
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """The tensor ``name``, dequantized to float32."""
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-        from gguf.quants import dequantize
-
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor ``name``, unpacked to float32 memory of its own."""
         shape, ggml_type, offset = self._tensors[name]
         try:
-            kind = GGMLQuantizationType(ggml_type)
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-            row_bytes = shape[-1] // block * block_bytes
-            start = self._start + offset
-            packed = self._bytes[start : start + math.prod(shape[:-1]) * row_bytes]
-            rows = np.asarray(packed).reshape(*shape[:-1], row_bytes)
-            if kind in _FLOATS:
-                rows = rows.view(_FLOATS[kind])
-            values: NDArray[np.float32] = dequantize(rows, kind).astype(np.float32, copy=False)
+            return unpack(self._bytes[self._start + offset :], shape, ggml_type)
         except (ValueError, NotImplementedError) as error:
             raise ModelLoadError(f"{self.path}: tensor {name!r} cannot be read: {error}") from error
-        return values.reshape(shape)
-
-
-_FLOATS: dict[int, type[np.floating[Any]]] = {0: np.float32, 1: np.float16}
 
 
 class _Cursor:

@@ -8,12 +8,12 @@ ever seen; so the cut is set here by name, and an unknown name is warned about.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from aiosched.model.gguf_file import GGUFFile
 
@@ -61,27 +61,82 @@ def _cuts() -> dict[str, _Cut]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class FileTokenizer:
+    """What the engine asks of a fast tokenizer of transformers, without transformers."""
+
+    backend_tokenizer: Tokenizer
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_id: int | None
+    chat_template: str | None
+
+
+def load_fast_tokenizer(file: GGUFFile) -> Any:
+    """A ``FileTokenizer`` with the file's special tokens and chat template; one of transformers
+    for a file that does not say how its text is cut, or in words unknown here."""
+    cut = _known_cut(file)
+    if cut is None:
+        return _through_transformers(file)
+    return FileTokenizer(
+        backend_tokenizer=_byte_level(file.metadata, cut),
+        bos_token=_special(file, "bos"),
+        eos_token=_special(file, "eos"),
+        eos_token_id=file.metadata.get("tokenizer.ggml.eos_token_id"),
+        chat_template=file.metadata.get("tokenizer.chat_template"),
+    )
+
+
 def load_gguf_tokenizer(file: GGUFFile) -> Any:
-    """A fast transformers tokenizer with the file's special tokens and chat template."""
-    data = file.metadata
-    name = data.get("tokenizer.ggml.pre")
-    if data.get("tokenizer.ggml.model") == "gpt2":
-        cut = _cuts().get(str(name))
-        if cut is not None:
-            return _byte_level(data, cut)
+    """The same as a fast tokenizer of transformers, which takes a second to import."""
+    cut = _known_cut(file)
+    if cut is None:
+        return _through_transformers(file)
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=_byte_level(file.metadata, cut),
+        bos_token=_special(file, "bos"),
+        eos_token=_special(file, "eos"),
+        unk_token=_special(file, "unknown"),
+        pad_token=_special(file, "padding"),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = file.metadata.get("tokenizer.chat_template")
+    return tokenizer
+
+
+def _known_cut(file: GGUFFile) -> _Cut | None:
+    if file.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return None
+    name = file.metadata.get("tokenizer.ggml.pre")
+    cut = _cuts().get(str(name))
+    if cut is None:
         logger.warning(
             "%s: pre-tokenizer %r is not known to aiosched; text may be cut into other tokens than "
             "the model was trained with",
             file.path.name,
             name,
         )
+    return cut
+
+
+def _through_transformers(file: GGUFFile) -> Any:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
     if not tokenizer.chat_template:
-        tokenizer.chat_template = data.get("tokenizer.chat_template")
+        tokenizer.chat_template = file.metadata.get("tokenizer.chat_template")
     return tokenizer
 
 
-def _byte_level(data: dict[str, Any], cut: _Cut) -> Any:
+def _special(file: GGUFFile, key: str) -> str | None:
+    index = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    token: str | None = None if index is None else file.metadata["tokenizer.ggml.tokens"][index]
+    return token
+
+
+def _byte_level(data: dict[str, Any], cut: _Cut) -> Tokenizer:
     tokens: list[str] = data["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in data["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -91,28 +146,18 @@ def _byte_level(data: dict[str, Any], cut: _Cut) -> Any:
     if cut.nfc:
         backend.normalizer = normalizers.NFC()
     kinds: list[int] = data.get("tokenizer.ggml.token_type", [])
+    special, plain = [], []
     for token, kind in zip(tokens, kinds, strict=False):
         if kind == _CONTROL:
-            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            special.append(AddedToken(token, normalized=False, special=True))
         elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False, special=False)])
-
-    def special(key: str) -> str | None:
-        index = data.get(f"tokenizer.ggml.{key}_token_id")
-        return None if index is None else tokens[index]
-
-    bos = special("bos")
-    if bos is not None and data.get("tokenizer.ggml.add_bos_token", cut.adds_bos):
+            plain.append(AddedToken(token, normalized=False, special=False))
+    backend.add_special_tokens(special)
+    backend.add_tokens(plain)
+    index = data.get("tokenizer.ggml.bos_token_id")
+    if index is not None and data.get("tokenizer.ggml.add_bos_token", cut.adds_bos):
+        bos = tokens[index]
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocabulary[bos])]
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, index)]
         )
-    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        bos_token=bos,
-        eos_token=special("eos"),
-        unk_token=special("unknown"),
-        pad_token=special("padding"),
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = data.get("tokenizer.chat_template")
-    return tokenizer
+    return backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -60,7 +61,12 @@ class PagedKV:
         device: torch.device | str,
     ) -> None:
         def pages(heads: int, dim: int) -> torch.Tensor:
-            return torch.zeros(num_pages + 1, page_size, heads, dim, dtype=dtype, device=device)
+            shape = (num_pages + 1, page_size, heads, dim)
+            if torch.device(device).type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            # Zeros of numpy take no memory before they are written to, and no time; torch writes.
+            zeros = np.zeros((*shape[:3], dim * dtype.itemsize), np.uint8)
+            return torch.from_numpy(zeros).view(dtype)
 
         self.page_size = page_size
         self.keys = tuple(pages(layer.num_kv_heads, layer.key_dim) for layer in layers)

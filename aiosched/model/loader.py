@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from aiosched.errors import ModelLoadError
-from aiosched.model.attention_interface import NAME
 from aiosched.model.builtin import BUILTIN_MODELS, builtin_file
-from aiosched.model.dummy import load_dummy
-from aiosched.model.flashinfer_attention import FlashInferModel, usable_for
+from aiosched.model.dense_model import DenseModel
+from aiosched.model.gguf_dense import is_dense, load_gguf_dense
 from aiosched.model.gguf_file import GGUFFile
-from aiosched.model.gguf_model import load_gguf_model
-from aiosched.model.gguf_tokenizer import load_gguf_tokenizer
+from aiosched.model.gguf_settings import refuse_unknown_scaling
+from aiosched.model.linear import has_bfloat16_dot_products
 from aiosched.model.progress import Progress
-from aiosched.model.quiet import quiet_transformers
-from aiosched.model.transformers_model import TransformersModel
 
-logger = logging.getLogger(__name__)
-
-# transformers builds models under switches of the whole process (no initialization, the meta
-# device, what it prints): two loads at once would see each other's.
-_one_at_a_time = threading.Lock()
+if TYPE_CHECKING:
+    from aiosched.model.transformers_model import TransformersModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,13 +27,15 @@ def load_model(
     name: str,
     *,
     dtype: str = "auto",
+    quantization: str = "none",
+    compile: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
     cache_dir: str | Path | None = None,
-) -> TransformersModel:
+) -> TransformersModel | DenseModel:
     """Load a model and its tokenizer. Blocks, for seconds or longer: not for the event loop.
 
-    Several threads may load at once; they take turns.
+    Several threads may load at once; where transformers is needed they take turns.
 
     Code that comes with a checkpoint is never run.
 
@@ -54,14 +48,19 @@ def load_model(
             - ``dummy:…``: random weights, see ``aiosched.model.dummy``
             - anything else: a repository of the Hugging Face Hub, ``owner/name``
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is the checkpoint's own, and for a
-            GGUF file float32 on the CPU and bfloat16 elsewhere.
+            GGUF file bfloat16, or float32 on a CPU without dot products in bfloat16.
+        quantization: ``none``, or ``int8``: weights of linear layers in 8 bits, with a scale for
+            each output.
+        compile: decode steps run in C++, built with the machine's compiler and kept in
+            ``cache_dir``. Both are for models of the dense llama, qwen2 and qwen3 families on the
+            CPU; others are refused.
         device: of torch: ``cpu``, ``cuda``, ``cuda:1`` …
         progress: called with (stage, done, total), in this thread.
-        cache_dir: where built-in models are kept; ``~/.cache/aiosched`` by default. The Hub client
-            has a cache of its own.
+        cache_dir: where built-in models and compiled code are kept; ``~/.cache/aiosched`` by
+            default. The Hub client has a cache of its own.
 
     Returns:
-        The model, with its transformers tokenizer as ``tokenizer`` (``None`` if it has none).
+        The model, with its fast tokenizer as ``tokenizer`` (``None`` if it has none).
 
     Raises:
         ModelLoadError: it cannot be found, fetched, read or served; says what was tried.
@@ -70,42 +69,39 @@ def load_model(
         raise ModelLoadError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype)
     report = progress or _unheard
-    with _one_at_a_time, quiet_transformers():
-        cache = _cache_folder(cache_dir)
-        model, tokenizer = _load(name, wanted, device, report, cache)
-        report("move to device", 0, 1)
-        try:
-            model.to(torch.device(device))  # type: ignore[arg-type]
-            # The probe inside runs the model once, on its device.
-            loaded = TransformersModel(model, tokenizer)
-            if usable_for(loaded):
-                loaded = FlashInferModel(model, tokenizer)
-        except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
-            raise ModelLoadError(f"model {name!r} does not run on {device}: {error}") from error
-        report("move to device", 1, 1)
-    return loaded
-
-
-def _load(
-    name: str,
-    dtype: torch.dtype | None,
-    device: str,
-    progress: Progress,
-    cache_dir: Path,
-) -> tuple[PreTrainedModel, Any]:
-    if name.startswith("dummy:"):
-        return load_dummy(name.removeprefix("dummy:"), dtype, device)
+    options: dict[str, Any] = {}
+    if quantization != "none":
+        options["quantization"] = quantization
+    if compile:
+        options["compile_in"] = _cache_folder(cache_dir)
+    if options and device != "cpu":
+        asked = " and ".join(option.removesuffix("_in") for option in options)
+        raise ModelLoadError(f"{asked} on {device}: that is for the CPU")
     if name in BUILTIN_MODELS:
-        file = builtin_file(BUILTIN_MODELS[name], cache_dir, progress)
-        return _load_gguf(file, dtype, device, progress)
+        path = builtin_file(BUILTIN_MODELS[name], _cache_folder(cache_dir), report)
+        return _load_gguf(path, wanted, device, report, options)
+    if not name.startswith("dummy:") and (path := _expanded(name)).suffix == ".gguf":
+        return _load_gguf(path, wanted, device, report, options)
+    from aiosched.model.transformers_loader import load_through_transformers
+
+    source = _source(name, wanted, device)
+    return load_through_transformers(name, source, device, report, options)
+
+
+def _source(name: str, dtype: torch.dtype | None, device: str) -> Callable[[], tuple[Any, Any]]:
+    """What transformers has to do for ``name``."""
+    from aiosched.model.transformers_loader import load_checkpoint
+
+    if name.startswith("dummy:"):
+        from aiosched.model.dummy import load_dummy
+
+        return lambda: load_dummy(name.removeprefix("dummy:"), dtype, device)
     path = _expanded(name)
-    if path.suffix == ".gguf":
-        return _load_gguf(path, dtype, device, progress)
     if path.is_dir():
-        return _load_checkpoint(str(path), dtype, "folder")
+        return lambda: load_checkpoint(str(path), dtype, "folder")
     if path.is_file() or name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"model {name!r} is neither a folder nor a .gguf file")
-    return _load_checkpoint(name, dtype, "Hugging Face Hub repository")
+    return lambda: load_checkpoint(name, dtype, "Hugging Face Hub repository")
 
 
 def _cache_folder(given: str | Path | None) -> Path:
@@ -123,44 +119,42 @@ def _expanded(name: str) -> Path:
 
 
 def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: str, progress: Progress
-) -> tuple[PreTrainedModel, Any]:
+    path: Path,
+    dtype: torch.dtype | None,
+    device: str,
+    progress: Progress,
+    options: dict[str, Any],
+) -> TransformersModel | DenseModel:
     if dtype is None:
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        slow = device == "cpu" and not has_bfloat16_dot_products()
+        dtype = torch.float32 if slow else torch.bfloat16
     file = GGUFFile(path)
+    refuse_unknown_scaling(file)
     try:
-        return load_gguf_model(file, dtype, progress), load_gguf_tokenizer(file)
+        if device == "cpu" and is_dense(file):
+            return load_gguf_dense(file, dtype, progress, options)
     except ModelLoadError:
         raise
     except Exception as error:
-        raise ModelLoadError(f"{path} cannot be loaded: {_first_line(error)}") from error
+        raise _broken(path, error) from error
+    from aiosched.model.gguf_model import load_gguf_model
+    from aiosched.model.gguf_tokenizer import load_gguf_tokenizer
+    from aiosched.model.transformers_loader import load_through_transformers
+
+    def source() -> tuple[Any, Any]:
+        try:
+            return load_gguf_model(file, dtype, progress), load_gguf_tokenizer(file)
+        except ModelLoadError:
+            raise
+        except Exception as error:
+            raise _broken(path, error) from error
+
+    return load_through_transformers(str(path), source, device, progress, options)
 
 
-def _load_checkpoint(
-    name: str, dtype: torch.dtype | None, kind: str
-) -> tuple[PreTrainedModel, Any]:
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or "auto", attn_implementation=NAME, trust_remote_code=False
-        )
-    except Exception as error:  # no end to what a broken file or connection may raise there
-        known = ", ".join(BUILTIN_MODELS)
-        raise ModelLoadError(
-            f"model {name!r} cannot be loaded, tried as a {kind}: {_first_line(error)} "
-            f"(built-in models: {known})"
-        ) from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        # Weights without a tokenizer are served by token ids.
-        logger.info("%s: no tokenizer: %s", name, _first_line(error))
-        tokenizer = None
-    return model, tokenizer
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _broken(path: Path, error: Exception) -> ModelLoadError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelLoadError(f"{path} cannot be loaded: {lines[0]}")
 
 
 def _unheard(stage: str, done: int, total: int) -> None:

@@ -43,7 +43,7 @@ class TransformersModel:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.max_model_len = _max_model_len(model)
-        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.eos_token_ids = end_token_ids(model, tokenizer)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV memory that one token takes over all layers."""
@@ -110,7 +110,7 @@ def _max_model_len(model: PreTrainedModel) -> int:
     return int(length)
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     """Every id that some part of the model calls its end of sequence, in that order."""
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     named = [getattr(config, "eos_token_id", None) for config in (*configs, tokenizer)]

@@ -51,7 +51,7 @@ def _step(process: int, record: StepRecord, start: float) -> Iterator[dict[str, 
     counts = {"step": step, "sequences": record.sequences, "tokens": record.tokens}
     overlap = {"depth": record.depth, "reason": record.reason}
     forward = (_DEVICE, f"{record.mode} {step}", record.device_started, record.device_finished)
-    blocks = (
+    blocks: tuple[tuple[int, str, float, float, dict[str, Any]], ...] = (
         (*forward, counts | overlap | times),
         (_HOST, f"plan {step}", record.planning, record.planned, {"step": step}),
         (_HOST, f"launch {step}", record.launching, record.launched, {"step": step} | overlap),

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from aiosched.scheduler.requests import Request
 
-
 STOP_IDS = 4
 """Stop tokens of a request that are compared as columns; with more, commit looks at each token."""
 NO_TOKEN = 2**63 - 1
@@ -49,7 +48,9 @@ class RowTable:
         self.out_len = np.zeros(size, dtype=np.int64)  # committed output tokens
         self.look_at = np.zeros(size, dtype=np.int64)  # out_len at which commit looks at the row
         self.stops_at_eos = np.zeros(size, dtype=np.bool_)  # the model's end tokens end it
-        self.stop_ids = np.full((size, STOP_IDS), NO_TOKEN, dtype=np.int64)  # further tokens that do
+        self.stop_ids = np.full(
+            (size, STOP_IDS), NO_TOKEN, dtype=np.int64
+        )  # further tokens that do
         self.with_stop_ids = 0  # rows that have any
         self.watched = np.zeros(size, dtype=np.bool_)  # commit needs Python for each token
         self.plain = np.zeros(size, dtype=np.bool_)  # greedy, and nothing touches its logits

@@ -111,8 +111,18 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def encode_without_gil(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode_without_gil(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        check_length: Callable[[int], None] | None = None,
+    ) -> list[int]:
         """The same ids as :meth:`encode`; other threads run meanwhile. For a thread.
+
+        Args:
+            check_length: called with the number of tokens, and may raise, before there is a list
+                of them: making one holds the GIL again, some 20 ns a token.
 
         Raises:
             InvalidRequest: ``text`` is not a string or holds a lone surrogate.
@@ -124,6 +134,8 @@ class Tokenizer:
             )
         except TypeError:
             raise _unencodable(text) from None
+        if check_length is not None:
+            check_length(len(encoding))
         ids: list[int] = encoding.ids
         return ids
 

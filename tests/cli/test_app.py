@@ -95,7 +95,14 @@ def test_loading_is_shown_and_follows_the_settings(
     flags = ("--model", "some", "--device", "cpu", "--cache-dir", "/models")
     result = CliRunner().invoke(app, ["demo", "--max-tokens", "2", "--rounds", "1", *flags])
     assert result.stderr == "load libraries …\nunpack weights …\n"
-    assert asked == {"name": "some", "dtype": "float32", "device": "cpu", "cache_dir": "/models"}
+    assert asked == {
+        "name": "some",
+        "dtype": "float32",
+        "device": "cpu",
+        "cache_dir": "/models",
+        "quantization": "none",
+        "compile": False,
+    }
 
 
 def test_missing_packages_are_named_with_the_way_to_get_them(

@@ -269,12 +269,10 @@ def test_special_tokens_stay_whole_and_the_template_comes_along(tmp_path: Path) 
 def test_an_unknown_cut_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiosched.model import gguf_tokenizer
-
     path = write_gguf(tmp_path / "m.gguf", "llama", **{"tokenizer.ggml.pre": "new-thing"})
     fallback = type("Fallback", (), {"chat_template": None})()
     monkeypatch.setattr(
-        gguf_tokenizer.AutoTokenizer, "from_pretrained", lambda *args, **settings: fallback
+        transformers.AutoTokenizer, "from_pretrained", lambda *args, **settings: fallback
     )
     with caplog.at_level(logging.WARNING):
         assert load_gguf_tokenizer(GGUFFile(path)) is fallback

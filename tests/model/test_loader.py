@@ -18,8 +18,9 @@ from paged_steps import greedy
 from transformers.utils import logging as transformers_logging
 
 from aiosched.errors import ModelLoadError
-from aiosched.model import builtin, loader
+from aiosched.model import builtin, loader, transformers_loader
 from aiosched.model.builtin import BUILTIN_MODELS, BuiltinModel, builtin_file
+from aiosched.model.dummy import load_dummy
 from aiosched.model.loader import load_model
 
 CONTENT = b"weights " * 1000
@@ -205,7 +206,7 @@ def test_an_unreachable_repository_is_an_error_that_says_what_was_tried(
         assert settings["trust_remote_code"] is False
         raise OSError("We couldn't connect to the Hub\nmore lines")
 
-    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", offline)
+    monkeypatch.setattr(transformers_loader.AutoModelForCausalLM, "from_pretrained", offline)
     with pytest.raises(ModelLoadError) as error:
         load_model("owner/name")
     for part in ("owner/name", "Hugging Face Hub", "couldn't connect", "smollm2-135m-instruct"):
@@ -256,8 +257,6 @@ def test_a_dummy_takes_dtype_and_a_configuration_file(tmp_path: Path) -> None:
 )
 def test_presets_have_the_shape_of_their_models(preset: str, kv_bytes: int) -> None:
     # Without layers the weights would still be big; on "meta" they take no memory.
-    from aiosched.model.dummy import load_dummy
-
     model, _ = load_dummy(preset, torch.bfloat16, "meta")
     config = model.config
     heads = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
@@ -270,7 +269,7 @@ def test_a_checkpoint_folder_is_loaded_without_its_tokenizer_if_there_is_none(
     tmp_path: Path,
 ) -> None:
     dummy = load_model(f"dummy:{TINY}")
-    dummy._model.save_pretrained(tmp_path)
+    load_dummy(TINY, torch.float32, "cpu")[0].save_pretrained(tmp_path)
 
     loaded = load_model(str(tmp_path))
 
@@ -281,7 +280,7 @@ def test_a_checkpoint_folder_is_loaded_without_its_tokenizer_if_there_is_none(
 def test_loading_prints_nothing_and_leaves_logging_as_it_was(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    load_model(f"dummy:{TINY}")._model.save_pretrained(tmp_path)
+    load_dummy(TINY, torch.float32, "cpu")[0].save_pretrained(tmp_path)
     capfd.readouterr()
     before = (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled())
 
@@ -296,7 +295,7 @@ def test_threads_that_load_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -
     entered = [threading.Event(), threading.Event()]
     together = []
 
-    def load(name: str, *args: object) -> None:
+    def load(name: str) -> None:
         entered[int(name)].set()
         if name == "0":
             second.start()
@@ -307,7 +306,7 @@ def test_threads_that_load_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ModelLoadError, match="seen enough"):
             load_model(name)
 
-    monkeypatch.setattr(loader, "_load", load)
+    monkeypatch.setattr(loader, "_source", lambda name, *args: lambda: load(name))
     second = threading.Thread(target=run, args=("1",))
     run("0")
     second.join(10.0)
@@ -344,7 +343,7 @@ def test_the_hub_client_is_quiet_while_it_tries_again(
 
     before = hub_logging.get_verbosity()
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
-    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", flaky)
+    monkeypatch.setattr(transformers_loader.AutoModelForCausalLM, "from_pretrained", flaky)
     with pytest.raises(ModelLoadError, match="offline"):
         load_model("owner/name")
     assert not caplog.records

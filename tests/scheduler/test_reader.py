@@ -183,7 +183,7 @@ def test_a_task_of_another_loop_cannot_wait(run):
     async def main():
         other = asyncio.new_event_loop()
         try:
-            with pytest.raises(RuntimeError, match="different loop|another loop"):
+            with pytest.raises(RuntimeError, match=r"different loop|another loop"):
                 await Reader(other)
         finally:
             other.close()

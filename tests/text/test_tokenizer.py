@@ -125,6 +125,21 @@ def test_a_closed_tokenizer_says_so() -> None:
     assert tokenizer_threads() == []
 
 
+def test_the_length_of_a_large_text_can_be_refused_before_there_is_a_list_of_its_ids() -> None:
+    tokenizer = make()
+    lengths: list[int] = []
+
+    def refuse(length: int) -> None:
+        lengths.append(length)
+        raise OverflowError
+
+    with pytest.raises(OverflowError):
+        tokenizer.encode_without_gil("the cat", check_length=refuse)
+    assert lengths == [len(tokenizer.encode("the cat"))]
+    ids = tokenizer.encode_without_gil("the cat", check_length=lengths.append)
+    assert ids == tokenizer.encode("the cat")
+
+
 def blocked(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Make texts wait in their thread until the event is set."""
     gate = threading.Event()
