@@ -20,19 +20,18 @@ class ChoiceReader:
     Attributes:
         ended: its last event was given.
         quick: nothing but id and text is wanted: the event of a running request needs no look-ups.
-        push: makes the text of a token; ``None`` if there is no tokenizer, or text already.
+        detokenizer: makes the text; ``None`` if there is no tokenizer, or text already.
     """
 
-    __slots__ = ("_detokenizer", "_flushed", "ended", "push", "quick", "request")
+    __slots__ = ("_flushed", "detokenizer", "ended", "quick", "request")
 
     def __init__(self, request: Request, make_detokenizer: MakeDetokenizer) -> None:
         self.request = request
         self.ended = False
         self._flushed = False
-        self._detokenizer = (
+        self.detokenizer = (
             make_detokenizer(request.params.skip_special_tokens) if request.texts is None else None
         )
-        self.push = None if self._detokenizer is None else self._detokenizer.push
         self.quick = (
             request.texts is None
             and request.logprobs is None
@@ -110,9 +109,9 @@ class ChoiceReader:
         request = self.request
         if request.texts is not None:
             return request.texts[index]
-        if self.push is None or (index + 1 == len(request.output) and _hides_last(request)):
+        if self.detokenizer is None or (index + 1 == len(request.output) and _hides_last(request)):
             return ""
-        return self.push(request.output[index])
+        return self.detokenizer.push(request.output[index])
 
     def _tail(self) -> str:
         """What was held back, once the answer has ended. Nothing the second time."""
@@ -121,7 +120,7 @@ class ChoiceReader:
         self._flushed = True
         if self.request.text_pipe is not None:
             return self.request.text_pipe.flush()
-        return "" if self._detokenizer is None else self._detokenizer.flush()
+        return "" if self.detokenizer is None else self.detokenizer.flush()
 
 
 def whole_choice(request: Request, make_detokenizer: MakeDetokenizer) -> Choice:

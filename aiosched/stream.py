@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import TracebackType
 from typing import Self
 
@@ -24,9 +24,11 @@ from aiosched.answer import Answer
 from aiosched.choice_reader import ChoiceReader, MakeDetokenizer, frozen, whole_choice
 from aiosched.errors import AioschedError, WrongEventLoop
 from aiosched.request import Choice, Completion, FinishReason, Token, Usage
+from aiosched.scheduler.reader import Reader, coroutine_of_one_frame
 from aiosched.scheduler.requests import Request, State
+from aiosched.text.detokenizer import IncrementalDetokenizer, NoText
 
-_PAUSED, _FINISHED = State.PAUSED, State.FINISHED
+_DECODE, _FINISHED = State.DECODE, State.FINISHED
 
 
 class TokenStream:
@@ -54,7 +56,7 @@ class TokenStream:
         self._grace: asyncio.TimerHandle | None = None
         self._reader = answer.reader
         self._quick: Request | None = None  # what __anext__ may read, and nothing else is to do
-        self._text_of: Callable[[int], str] = _no_text
+        self._detokenizer: IncrementalDetokenizer = NoText()
         self._choices: deque[ChoiceReader] | None = None  # those that are still read
         self._ended = False
 
@@ -69,8 +71,8 @@ class TokenStream:
 
     def abort(self) -> None:
         """End the request before its next step. Plain, idempotent, callable from any thread."""
-        self._quick = None
         self._answer.abort()
+        self._quick = None  # after it: see _take_the_quick_way
         self._forget_grace()
 
     async def aclose(self) -> None:
@@ -99,27 +101,38 @@ class TokenStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Token:
+    @coroutine_of_one_frame
+    def __anext__(self) -> Generator[Reader, None, Token]:
         """The path of each token of each stream. A lone choice that runs and wants nothing but ids
         and text takes what is written out here; whatever else there is to do is in ``_next``."""
         request = self._quick
         if request is not None:
-            index, output = request.read, request.output
-            if index >= len(output) and request.state is not _FINISHED:
+            output = request.output
+            if request.read >= len(output) and request.state is not _FINISHED:
+                reader = self._reader
+                if reader.on_token is not None or reader.on_end is not None:
+                    reader.refuse()
+                reader._asyncio_future_blocking = True
                 try:
-                    await self._reader
+                    yield reader
                 except BaseException as error:
                     self._waiting_failed(error)
                     del self  # else the traceback, and with it a dead task, would hold the stream
                     raise
-            # PAUSED is followed by RESUMING and FINISHED: all of them need more than this.
-            if index < len(output) and request.state < _PAUSED and self._quick is not None:
-                token = output[index]
+            # Looked at again, for a reader that should not be there may have read meanwhile. In any
+            # other state, and once it is set aside, there is more to do than this.
+            index = request.read
+            if request.state is _DECODE and index < len(output) and self._quick is not None:
                 request.read = index + 1
-                return Token(id=token, text=self._text_of(token), index=index)
-        rest = self._next()
+                token, detokenizer = output[index], self._detokenizer
+                pieces = detokenizer.pieces
+                text = pieces[token] if token < len(pieces) else None
+                if not isinstance(text, str) or detokenizer.held:
+                    text = detokenizer.push(token)
+                return Token(id=token, text=text, index=index)
+        rest = self._next().__await__()
         del self  # see above
-        return await rest
+        return (yield from rest)
 
     async def _next(self) -> Token:
         self._resume_reading()
@@ -215,8 +228,10 @@ class TokenStream:
         """From the next token on, if there is but one choice and it wants but ids and text."""
         choices = self._choices
         if choices is not None and len(choices) == 1 and choices[0].quick:
+            self._detokenizer = choices[0].detokenizer or NoText()
             self._quick = choices[0].request
-            self._text_of = choices[0].push or _no_text
+        if self._answer.aborted:  # by another thread, and looked at after it was set
+            self._quick = None
 
     def _resume_reading(self) -> None:
         if self._grace is not None:
@@ -241,7 +256,7 @@ class TokenStream:
         if isinstance(error, asyncio.CancelledError):
             self._quick = None
             self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
-        elif asyncio.get_running_loop() is not self._loop:
+        elif isinstance(error, Exception) and asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop(
                 "a stream is read on the event loop that opened its engine"
             ) from None
@@ -258,8 +273,3 @@ class TokenStream:
             raise
         finally:
             reader.whole = False
-
-
-def _no_text(token_id: int) -> str:
-    """For a model without a tokenizer."""
-    return ""

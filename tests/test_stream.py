@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 
 import pytest
 from engines import (
@@ -205,6 +206,87 @@ def test_a_second_reader_is_refused_and_the_first_goes_on(vrun, device):
             with pytest.raises(AioschedError, match="another task"):
                 await stream
             assert await first == ANSWER
+
+    vrun(main())
+
+
+def test_a_token_that_another_read_took_is_not_given_again(vrun, device):
+    """Two may not read at once, but only waiting is refused: the token was there for the second."""
+
+    async def main():
+        async with small_engine(device=device) as engine:
+            stream = engine.generate(PROMPT, greedy(20))
+            for _ in range(2):
+                await anext(stream)
+            first = anext(stream)
+            first.send(None)  # it waits
+            await asyncio.sleep(0.15)
+            assert (await anext(stream)).index == 2
+            first.send(None)  # and is woken: there is nothing for it yet
+            await asyncio.sleep(0.15)
+            with pytest.raises(StopIteration) as end:
+                first.send(None)
+            assert end.value.value.index == 3
+            assert await tokens_of(stream) == ANSWER[4:]
+
+    vrun(main())
+
+
+def test_a_read_is_a_coroutine_that_a_task_can_run(vrun, device):
+    async def main():
+        async with small_engine(device=device) as engine:
+            stream = engine.generate(PROMPT, greedy(20))
+            for expected in ANSWER:
+                reading = anext(stream)
+                assert asyncio.iscoroutine(reading)
+                assert inspect.iscoroutine(reading)
+                assert (await asyncio.create_task(reading)).id == expected
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    vrun(main())
+
+
+@pytest.mark.parametrize("tokens_before", [0, 2])
+def test_closing_a_read_that_waits_is_silent_and_loses_nothing(vrun, device, tokens_before):
+    async def main():
+        async with small_engine(device=device) as engine:
+            stream = engine.generate(PROMPT, greedy(20))
+            seen = [(await anext(stream)).id for _ in range(tokens_before)]
+            reading = anext(stream)
+            reading.send(None)
+            reading.close()
+            assert seen + await tokens_of(stream) == ANSWER
+
+    vrun(main())
+
+
+def test_closing_a_read_after_its_loop_has_ended_is_silent():
+    """As the garbage collector does with a task that was left behind."""
+    left = []
+
+    async def main():
+        async with small_engine(device=SimDevice()) as engine:
+            await engine.generate(PROMPT, greedy(20))
+            other = engine.generate(PROMPT, greedy(20))
+            left.append(anext(other))
+            left[0].send(None)
+
+    asyncio.run(main())
+    left[0].close()
+
+
+def test_an_abort_while_the_reader_is_away_leaves_no_token_to_read(vrun, device):
+    async def main():
+        async with small_engine(device=device) as engine:
+            stream = engine.generate(PROMPT, greedy(20))
+            for _ in range(2):
+                await anext(stream)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.01)
+            await asyncio.sleep(0.15)
+            stream.abort()
+            assert await tokens_of(stream) == []
 
     vrun(main())
 

@@ -65,9 +65,16 @@ class CannedResults:
 
     @classmethod
     def drawn(cls, vocab_size: int, without: Sequence[int] = (), seed: int = 0) -> CannedResults:
-        """Random ids of a vocabulary, none of them in ``without`` (end tokens, say)."""
+        """Random ids of a vocabulary, none of them in ``without`` (end tokens, say).
+
+        They are as frequent as words in a text: the n-th, from 0, as 1 / (n + 2.7)
+        (Mandelbrot, *An informational theory of the statistical structure of language*, 1953).
+        """
+        rng = np.random.default_rng(seed)
         ids = np.setdiff1d(np.arange(vocab_size), np.asarray(without, dtype=np.int64))
-        return cls(np.random.default_rng(seed).choice(ids, TABLE).astype(np.int64))
+        often = 1 / (np.arange(len(ids)) + 2.7)
+        drawn = rng.choice(rng.permutation(ids), TABLE, p=often / often.sum())
+        return cls(drawn.astype(np.int64))
 
     def launched(self, inputs: StepInputs) -> None:
         """The forward of a step was launched."""

@@ -119,6 +119,7 @@ class Steady:
                 await asyncio.gather(*readers, return_exceptions=True)
             else:
                 await self._measured
+        gc.unfreeze()
         marks = self._marks
         return [(b - a) / load.window for a, b in pairwise(marks)]
 
@@ -172,6 +173,9 @@ class Steady:
         measured = self._measured
         if done < 0 or done % self.load.window or measured is None or measured.done():
             return
+        if done == 0:  # as a server does once it is up: what is there stays
+            gc.collect()
+            gc.freeze()
         if self._parts is not None:
             self._parts.next_window()
         self._marks.append(thread_time())

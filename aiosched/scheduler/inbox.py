@@ -56,10 +56,11 @@ class Inbox:
 
     async def sleep(self) -> None:
         """Until something is put in. No timer runs and nothing is polled meanwhile."""
-        if self.arrivals or self.aborts or self.resumes:
-            return
-        self._sleeper = self.loop.create_future()
+        # First the future, then the look: making one may collect garbage, and a finalizer that
+        # aborts in between must find somebody to wake.
+        sleeper = self._sleeper = self.loop.create_future()
         try:
-            await self._sleeper
+            if not (self.arrivals or self.aborts or self.resumes):
+                await sleeper
         finally:
             self._sleeper = None

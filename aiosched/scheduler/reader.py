@@ -11,10 +11,20 @@ by one callback of the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
+from functools import partial
+from itertools import repeat
+from types import FunctionType
+from typing import NoReturn, ParamSpec, TypeVar, cast
 
 from aiosched.errors import AioschedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_nothing = repeat(None).__next__
 
 
 class Reader:
@@ -23,6 +33,9 @@ class Reader:
     Waking says only that there may be something; the reader looks itself. A wake-up while nobody
     waits is not kept.
 
+    A task that waits asks for ``get_loop`` and ``result`` once for each token. They are attributes
+    that hold functions written in C: as methods in Python they were a tenth of what a token costs.
+
     Args:
         loop: the engine's event loop; without one nobody can wait.
 
@@ -30,40 +43,39 @@ class Reader:
         whole: who waits next wants the whole answer: single tokens do not wake it.
         on_token, on_end: the callback of the task that waits, if one does.
         context: the context of that task.
+        get_loop: the engine's event loop.
+        result: what the wait gives: ``None``, or it raises CancelledError.
     """
 
     __slots__ = (
         "_asyncio_future_blocking",
-        "_busy",
-        "_cancelled",
         "_loop",
-        "_message",
         "context",
+        "get_loop",
         "on_end",
         "on_token",
+        "result",
         "whole",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
-        self._busy = False
-        self._cancelled = False
-        self._message: object = None
+        self.get_loop: Callable[[], asyncio.AbstractEventLoop | None] = repeat(loop).__next__
+        self.result: Callable[[], None] = _nothing
         self.whole = False
         self.on_token: Callable[[Reader], object] | None = None
         self.on_end: Callable[[Reader], object] | None = None
         self.context: Context | None = None
 
     def __await__(self) -> Generator[Reader, None, None]:
-        if self._busy:
-            raise AioschedError("another task is reading this stream")
-        self._busy = True
+        if self.on_token is not None or self.on_end is not None:
+            self.refuse()
         self._asyncio_future_blocking = True  # asyncio's sign that this was awaited, not yielded
-        try:
-            yield self
-        finally:
-            self._busy = False
+        yield self
+
+    def refuse(self) -> NoReturn:
+        raise AioschedError("another task is reading this stream")
 
     def token(self) -> None:
         """There are tokens to read. On the event loop."""
@@ -82,9 +94,6 @@ class Reader:
 
     # What asyncio asks of a future that a task waits on.
 
-    def get_loop(self) -> asyncio.AbstractEventLoop | None:
-        return self._loop
-
     def add_done_callback(
         self, callback: Callable[[Reader], object], *, context: Context | None = None
     ) -> None:
@@ -100,20 +109,35 @@ class Reader:
         if callback is None:
             return False
         self.on_token = self.on_end = None
-        self._cancelled, self._message = True, msg
+        self.result = partial(self._cancelled, msg)
         self._call_soon(callback)
         return True
 
-    def result(self) -> None:
-        if self._cancelled:
-            self._cancelled = False
-            message, self._message = self._message, None
-            raise asyncio.CancelledError(*(() if message is None else (message,)))
+    def _cancelled(self, message: object) -> None:
+        self.result = _nothing  # whoever waits next is not cancelled
+        raise asyncio.CancelledError(*(() if message is None else (message,)))
 
     def _call_soon(self, callback: Callable[[Reader], object]) -> None:
         context, self.context = self.context, None
         assert self._loop is not None  # somebody waits
         self._loop.call_soon(callback, self, context=context)
+
+
+def coroutine_of_one_frame(
+    function: Callable[P, Generator[Reader, None, T]],
+) -> Callable[P, Coroutine[Reader, None, T]]:
+    """Make ``function`` a coroutine function that gives readers to the event loop by ``yield``.
+
+    ``async def`` must go through ``__await__``, a second frame that is made and thrown away for
+    each wait: a tenth of what a token costs. ``types.coroutine`` avoids it by a flag of the code
+    object, but what it makes is a generator, which ``asyncio.create_task`` refuses from Python
+    3.12 on. So this sets the flag of ``async def`` itself. ``await x`` is
+    ``yield from x.__await__()`` here.
+    """
+    made = cast(FunctionType, function)
+    flags = made.__code__.co_flags & ~inspect.CO_GENERATOR | inspect.CO_COROUTINE
+    made.__code__ = made.__code__.replace(co_flags=flags)
+    return cast("Callable[P, Coroutine[Reader, None, T]]", made)
 
 
 def wake(readers: Sequence[Reader]) -> None:

@@ -34,26 +34,35 @@ def piece_bytes(piece: str) -> bytes:
         return piece.encode()
 
 
-class PieceTable(dict[int, "str | bytes"]):
+class PieceTable(list["str | bytes | None"]):
     """Token id → what it adds: text if its bytes are whole characters, else the bytes.
 
-    Entries are made when first asked for, so that a vocabulary of 250,000 costs nothing up front;
-    one table serves all requests of a tokenizer. Skipped and unknown ids add nothing.
+    Entries are ``None`` until first asked for by ``entry``, so that a vocabulary of 250,000 costs
+    little up front; one table serves all requests of a tokenizer. A list and not a dictionary: it
+    is looked into once for each token of each stream, and ids are dense.
     """
 
-    def __init__(self, backend: Any, skipped: Set[int]) -> None:
-        super().__init__()
+    def __init__(self, backend: Any, size: int, skipped: Set[int]) -> None:
+        super().__init__([None] * size)
         self._backend = backend
         self._skipped = skipped
 
-    def __missing__(self, token_id: int) -> str | bytes:
-        piece = self._backend.id_to_token(token_id)
-        if piece is None:
-            return ""
-        data = b"" if token_id in self._skipped else piece_bytes(piece)
-        try:
-            entry: str | bytes = data.decode()
-        except UnicodeDecodeError:
-            entry = data
-        self[token_id] = entry
+    def entry(self, token_id: int) -> str | bytes:
+        """What ``token_id`` adds. Skipped and unknown ids add nothing."""
+        known = 0 <= token_id < len(self)
+        entry = self[token_id] if known else None
+        if entry is None:
+            entry = self._make(token_id)
+            if known:
+                self[token_id] = entry
         return entry
+
+    def _make(self, token_id: int) -> str | bytes:
+        piece = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if piece is None or token_id in self._skipped:
+            return ""
+        data = piece_bytes(piece)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data

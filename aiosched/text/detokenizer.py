@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from codecs import utf_8_decode
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from aiosched.text.byte_level import PieceTable
 from aiosched.text.tokenizer import Tokenizer, TokenizerLike
@@ -20,7 +20,21 @@ _LONGEST = 64
 
 
 class IncrementalDetokenizer(ABC):
-    """The text of one answer, as it grows. Constant time a token."""
+    """The text of one answer, as it grows. Constant time a token.
+
+    Attributes:
+        pieces: by token id: a string is all that the token adds while ``held`` is empty. Whoever
+            finds it there need not ``push`` the token; anything else must be pushed.
+        held: bytes of a character that is not whole yet.
+    """
+
+    # Set on each object, and not here: Python's fast path for attributes needs that.
+    pieces: Sequence[str | bytes | None]
+    held: bytes
+
+    def __init__(self, pieces: Sequence[str | bytes | None] = ()) -> None:
+        self.pieces = pieces
+        self.held = b""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
@@ -61,34 +75,45 @@ class ByteLevelDetokenizer(IncrementalDetokenizer):
     part of a character (Unicode 15, section 3.9, table 3-8), so at most 3 bytes are ever held.
     """
 
-    __slots__ = ("_pending", "_pieces")
-
     def __init__(self, pieces: PieceTable) -> None:
-        self._pieces = pieces
-        self._pending = b""
+        super().__init__(pieces)
+        self._table = pieces
 
     def push(self, token_id: int) -> str:
-        piece = self._pieces[token_id]
+        piece = self._table.entry(token_id)
         if isinstance(piece, str):
-            if not self._pending:
+            if not self.held:
                 return piece
             piece = piece.encode()
-        data = self._pending + piece
-        text, consumed = utf_8_decode(data, "replace", False)
-        self._pending = data[consumed:]
-        return text
+        return self._decoded(piece)
 
     def push_many(self, ids: Iterable[int]) -> str:
-        pieces = [self._pieces[token_id] for token_id in ids]
-        tail = b"".join([p.encode() if isinstance(p, str) else p for p in pieces])
-        data = self._pending + tail
-        text, consumed = utf_8_decode(data, "replace", False)
-        self._pending = data[consumed:]
-        return text
+        pieces = map(self._table.entry, ids)
+        return self._decoded(b"".join([p.encode() if isinstance(p, str) else p for p in pieces]))
 
     def flush(self) -> str:
-        pending, self._pending = self._pending, b""
-        return pending.decode(errors="replace")
+        held, self.held = self.held, b""
+        return held.decode(errors="replace")
+
+    def _decoded(self, data: bytes) -> str:
+        """The whole characters of what is held and ``data``; the rest is held."""
+        data = self.held + data
+        text, consumed = utf_8_decode(data, "replace", False)
+        self.held = data[consumed:]
+        return text
+
+
+class NoText(IncrementalDetokenizer):
+    """For a model without a tokenizer."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def push_many(self, ids: Iterable[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 class WindowDetokenizer(IncrementalDetokenizer):
@@ -113,6 +138,7 @@ class WindowDetokenizer(IncrementalDetokenizer):
         ignored: Callable[[int], bool],
         byte_ids: Set[int] = frozenset(),
     ) -> None:
+        super().__init__()
         self._decode = decode
         self._ignored = ignored
         self._byte_ids = byte_ids

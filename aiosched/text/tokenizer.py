@@ -211,7 +211,7 @@ class Tokenizer:
             return None
         if skip_special_tokens not in self._tables:
             skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-            self._tables[skip_special_tokens] = PieceTable(self._backend, skipped)
+            self._tables[skip_special_tokens] = PieceTable(self._backend, self.vocab_size, skipped)
         return self._tables[skip_special_tokens]
 
     @cached_property

@@ -57,6 +57,33 @@ def test_what_came_before_the_sleep_prevents_it(run, verb):
     run(main())
 
 
+def test_an_abort_by_the_garbage_collector_on_the_way_to_sleep_is_not_slept_over():
+    """Making the future may collect a stream that was dropped, whose finalizer aborts."""
+
+    class Collecting(asyncio.SelectorEventLoop):
+        inbox = None
+
+        def create_future(self):
+            if self.inbox is not None:
+                self.inbox.abort(request())
+            return super().create_future()
+
+    loop = Collecting()
+
+    async def main():
+        inbox = Inbox(loop)
+        loop.inbox = inbox
+        sleep = inbox.sleep()
+        with pytest.raises(StopIteration):
+            sleep.send(None)
+        loop.inbox = None
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
 def test_a_wake_without_a_sleeper_and_a_second_wake_do_nothing(run):
     async def main():
         inbox = Inbox(asyncio.get_running_loop())

@@ -113,9 +113,12 @@ TOKENIZERS: list[Callable[[], Tokenizer]] = [
 def check(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     whole = tokenizer.decode(ids, skip_special_tokens=skip)
     detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip)
-    text = ""
+    text, pieces = "", detokenizer.pieces
     for token_id in ids:
-        text += detokenizer.push(token_id)
+        known = pieces[token_id] if token_id < len(pieces) else None
+        alone = isinstance(known, str) and not detokenizer.held
+        text += (added := detokenizer.push(token_id))
+        assert not alone or known == added
         assert whole.startswith(text)
     assert text + detokenizer.flush() == whole
 
