@@ -10,45 +10,25 @@ the two. The steps of that trace are not fitted to.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
-import numpy as np
 
-from aiosched.bench.measure import Spread, watching_others
-from aiosched.bench.report import Report, this_machine, versions
-from aiosched.cli.options import engine_config, engine_options, overlap_option
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import run
-from aiosched.config import EngineConfig
-from aiosched.engine import Engine
-from aiosched.model.inputs import Model
-from aiosched.params import SamplingParams
-from aiosched.runtime import device_kind, make_device
-from aiosched.simulate.cost import LINEAR, Calibration, Fit, StepCost, StepShape
-from aiosched.simulate.fit import fit_cost
-from aiosched.simulate.generate import generate
-from aiosched.simulate.measured import MeasuredDevice, MeasuredStep
-from aiosched.simulate.router import RoundRobin
+from aiosched.bench.calibration_run import measure
+from aiosched.bench.clients import ClientLoad
+from aiosched.bench.live_and_simulated import comparison
+from aiosched.bench.measure import watching_others
+from aiosched.bench.report import Report
+from aiosched.commands.options import engine_config, engine_options, overlap_option
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import run
+from aiosched.simulate.cost import LINEAR, Calibration, StepCost
 from aiosched.simulate.run import simulate
-from aiosched.simulate.serve import Fleet, Served
-from aiosched.simulate.trace import TraceRequest
-from aiosched.simulate.workload import Workload
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-PROMPTS = (8, 1024)  # tokens, least and most; as many between 8 and 16 as between 512 and 1024
-OUTPUTS = (8, 128)
-
-HOST_TERMS = ("prefill_rows",)
-"""What the host's time depends on beside the rows that decode and the tokens that are read."""
-
-CHECK_CONCURRENCY = 4.0
-"""Requests that the trace of ``--check`` keeps running, about: a load under which every kind of
-step occurs, and far from the edge at which a little more work makes an ever longer queue."""
 
 
 @click.command("calibrate", short_help="Fit the cost model of `aiosched simulate`.")
@@ -111,173 +91,6 @@ def command(
     Report.of("calibrate", rows, settings=settings, notes=notes).show(as_json)
 
 
-class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is measured under.
-
-    Attributes:
-        batches: how many clients there are at once, one number after another.
-        seconds: for each number in each round; a request that was begun by then is finished.
-    """
-
-    batches: tuple[int, ...]
-    seconds: float
-    rounds: int = 1
-    seed: int = 0
-
-
-class Measured(NamedTuple):
-    """What came of it.
-
-    Attributes:
-        trace: of the check; empty if there was none.
-        real: how the model served it, once a round.
-    """
-
-    calibration: Calibration
-    trace: Sequence[TraceRequest]
-    real: Sequence[Sequence[Served]]
-
-
-async def measure(
-    model: Model | None, config: EngineConfig, load: ClientLoad, requests: int = 0
-) -> Measured:
-    """Run the clients, and fit a calibration to the steps that came of them.
-
-    Args:
-        model: in place of the one that ``config`` names.
-        requests: of a trace that is served after the clients of each round; 0: none.
-
-    Raises:
-        ValueError: there were too few steps to fit anything.
-    """
-    device = MeasuredDevice(make_device(device_kind(config.device), config))
-    steps: list[MeasuredStep] = []
-    trace: list[TraceRequest] = []
-    real: list[list[Served]] = []
-    async with Engine(model, device=device, config=config) as engine:
-        await _clients(engine, min(4, *load.batches), 0.0, (load.seed, 0))  # to warm up
-        device.take()
-        fleet = Fleet([engine], token_by_token=True)
-        for number in range(load.rounds):
-            for batch in load.batches:
-                await _clients(engine, batch, load.seconds, (load.seed, number, batch))
-            steps += device.take()
-            if requests:
-                cost = fit_device(steps)[0]
-                trace = trace or check_trace(cost, requests, load.seed, max_model_len(engine))
-                real.append(await fleet.serve(trace, RoundRobin(), seed=number))
-                device.take()
-        calibration = _calibration(engine, model, load, steps)
-    return Measured(calibration, trace, real)
-
-
-def _calibration(
-    engine: Engine, plugged: Model | None, load: ClientLoad, steps: Sequence[MeasuredStep]
-) -> Calibration:
-    config = engine.config
-    device_cost, device_fit = fit_device(steps)
-    told = [(step.shape, step.host) for step in steps if step.host is not None]
-    host_cost, host_fit = fit_cost(
-        [shape for shape, _ in told], [host for _, host in told], growth=8, linear=HOST_TERMS
-    )
-    return Calibration(
-        model=config.model if plugged is None else type(plugged).__name__,
-        dtype=str(getattr(engine.model, "dtype", config.dtype)).removeprefix("torch."),
-        overlap_depth=config.overlap_depth,
-        kv_tokens=engine.stats().kv_pages_total * config.page_size,
-        max_model_len=max_model_len(engine),
-        machine=msgspec.to_builtins(this_machine()),
-        versions=versions(),
-        settings=msgspec.to_builtins(load),
-        device=device_cost,
-        host=host_cost,
-        device_fit=device_fit,
-        host_fit=host_fit,
-    )
-
-
-def fit_device(steps: Sequence[MeasuredStep]) -> tuple[StepCost, Fit]:
-    """What the device takes for a step, and how well that is known."""
-    return fit_cost([step.shape for step in steps], [step.device for step in steps])
-
-
-async def _clients(engine: Engine, count: int, seconds: float, seed: tuple[int, ...]) -> None:
-    """``count`` clients send one request after another; each sends one at least."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-
-    async def client(number: int) -> None:
-        draw = np.random.default_rng((*seed, number))
-        while True:
-            room = max_model_len(engine) // 2
-            prompt_tokens, max_tokens = (
-                min(int(low * (high / low) ** draw.random()), room)
-                for low, high in (PROMPTS, OUTPUTS)
-            )
-            prompt = draw.integers(0, engine.model.vocab_size, prompt_tokens)
-            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-            async for _ in engine.generate(prompt, params):
-                pass
-            if loop.time() >= until:
-                return
-
-    await asyncio.gather(*(client(number) for number in range(count)))
-
-
-def max_model_len(engine: Engine) -> int:
-    """The longest sequence that an open engine takes, in tokens."""
-    return min(engine.model.max_model_len, engine.config.max_model_len or 2**31)
-
-
-def check_trace(
-    device: StepCost, requests: int, seed: int, longest: int = 2**31
-) -> list[TraceRequest]:
-    """Poisson arrivals of short prompts, about ``CHECK_CONCURRENCY`` of them at once.
-
-    ``longest``: prompt and answer, in tokens.
-    """
-    prompts, outputs = (
-        (min(low, longest // 2), min(high, longest // 2)) for low, high in ((32, 256), (16, 96))
-    )
-    batch = int(CHECK_CONCURRENCY)
-    prompt, output = sum(prompts) // 2, sum(outputs) // 2
-    kv = prompt + output // 2
-    decode = StepShape(batch, batch * kv, batch * kv)
-    prefill = StepShape(0, 0, 0, 1, prompt, prompt * (prompt + 1) // 2)
-    # While a request is there, so are others, whose prompts are read in beside its own.
-    seconds = output * device.seconds(decode)
-    seconds += batch * device.seconds(prefill)
-    workload = Workload(
-        rate=CHECK_CONCURRENCY / seconds,
-        requests=requests,
-        seed=seed,
-        prompt_tokens=prompts,
-        output_tokens=outputs,
-    )
-    return generate(workload)
-
-
-def comparison(
-    real: Sequence[Sequence[Served]], simulated: Sequence[Served]
-) -> list[Mapping[str, Any]]:
-    """A row for each mean: measured (median of the rounds, with their range), and simulated."""
-    rows: list[Mapping[str, Any]] = []
-    for name, mean in (("ttft_ms", _mean_ttft), ("tpot_ms", _mean_tpot), ("e2e_ms", _mean_e2e)):
-        measured = Spread.of([1e3 * mean(answers) for answers in real])
-        value = 1e3 * mean(simulated)
-        rows.append(
-            {
-                "mean": name,
-                "real": measured.median,
-                "real_low": measured.low,
-                "real_high": measured.high,
-                "simulated": value,
-                "difference": f"{value / measured.median - 1:+.1%}",
-            }
-        )
-    return rows
-
-
 def terms(calibration: Calibration) -> list[Mapping[str, Any]]:
     """A row for each number of the costs, in microseconds: points of curves, then units."""
     rows: list[Mapping[str, Any]] = []
@@ -287,18 +100,6 @@ def terms(calibration: Calibration) -> list[Mapping[str, Any]]:
             rows += [{"of": side, "term": f"{n} {unit}", "us": 1e6 * us} for n, us in curve]
         rows += [{"of": side, "term": term, "us": 1e6 * getattr(cost, term)} for term in LINEAR]
     return rows
-
-
-def _mean_ttft(answers: Sequence[Served]) -> float:
-    return float(np.mean([a.ttft for a in answers if a.ttft is not None]))
-
-
-def _mean_tpot(answers: Sequence[Served]) -> float:
-    return float(np.mean([a.tpot for a in answers if a.tpot is not None]))
-
-
-def _mean_e2e(answers: Sequence[Served]) -> float:
-    return float(np.mean([a.e2e for a in answers if a.error is None]))
 
 
 def _fitted(side: str, calibration: Calibration) -> str:

@@ -20,7 +20,7 @@ from aiosched.bench.busy_host import BusyHostDevice, HostWork
 from aiosched.bench.measure import Spread, alternate, watching_others
 from aiosched.bench.null_device import CannedResults, NullModel
 from aiosched.bench.report import Report
-from aiosched.cli.running import run
+from aiosched.commands.running import run
 from aiosched.engine import Engine
 from aiosched.params import SamplingParams
 from aiosched.stream import TokenStream

@@ -14,6 +14,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "uvloop", "flashinfer-python")
 
@@ -90,14 +91,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of mappings: a column for each key, in the order in which keys first appear."""
+    """A table of mappings: a column for each key, in the order in which keys first appear.
+
+    Keys and values are shown as they are: square brackets in them are no markup.
+    """
     table = Table()
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
         texts = any(isinstance(row.get(column), str) for row in rows)
-        table.add_column(column, justify="left" if texts else "right")
+        table.add_column(Text(column), justify="left" if texts else "right")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     return table
 
 

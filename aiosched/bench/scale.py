@@ -15,7 +15,7 @@ import click
 from aiosched.bench.crowd import Crowd, Left
 from aiosched.bench.measure import Spread, watching_others
 from aiosched.bench.report import Report
-from aiosched.cli.running import run
+from aiosched.commands.running import run
 
 STREAMS = (100, 1_000, 10_000)
 

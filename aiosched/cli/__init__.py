@@ -1,7 +1,8 @@
 """The command line, ``aiosched``.
 
-This is the edge of the library: only here is the environment read, are signals handled and logs
-configured, and only here does uvloop come in. Nothing imports it.
+This is the edge of the library: only in commands, these and the benchmarks, is the environment
+read, are signals handled and logs configured, and does uvloop come in. What commands share lies in
+``aiosched.commands``; nothing imports this package.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from aiosched.cli.bench import bench
 from aiosched.cli.chat import chat
 from aiosched.cli.complete import complete
 from aiosched.cli.demo import demo
-from aiosched.cli.plug import Plug
 from aiosched.cli.simulate import simulate
 from aiosched.cli.timeline import timeline
+from aiosched.commands.plug import Plug
 from aiosched.errors import AioschedError, InvalidConfig, InvalidRequest
 
 INTERRUPTED = 130

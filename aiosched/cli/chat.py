@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from aiosched._threads import in_thread
-from aiosched.cli.options import (
+from aiosched.commands.options import (
     engine_config,
     engine_options,
     overlap_option,
     sampling_options,
     sampling_params,
 )
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import on_interrupt, run
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import on_interrupt, run
 from aiosched.config import EngineConfig
 from aiosched.errors import InvalidConfig, InvalidRequest, PromptTooLong, RequestFailed
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aiosched.cli.options import (
+from aiosched.commands.options import (
     engine_config,
     engine_options,
     overlap_option,
     sampling_options,
     sampling_params,
 )
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import run
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import run
 
 if TYPE_CHECKING:
     from aiosched.config import EngineConfig

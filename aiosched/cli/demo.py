@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aiosched.arguments import OF_LOADING
 from aiosched.cli.complete import as_prompt
-from aiosched.cli.options import engine_config, engine_options
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import run
+from aiosched.commands.options import engine_config, engine_options
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import run
 from aiosched.config import EngineConfig
 from aiosched.params import SamplingParams
 
@@ -100,7 +101,7 @@ async def _demo(
         prompts = [as_prompt(overlap, question) for question in QUESTIONS]
         with _board(max_tokens, as_json) as board:
             await stream_all(overlap, prompts, params, board)
-        normal_config = msgspec.structs.replace(config, overlap_depth=0)
+        normal_config = msgspec.structs.replace(config, overlap_depth=0, **OF_LOADING)
         async with Engine(overlap.model, config=normal_config) as normal:
             warm_up = msgspec.structs.replace(params, max_tokens=2)
             await compare(normal, overlap, prompts, warm_up, 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from aiosched.cli.options import engine_config, overlap_option
+from aiosched.commands.options import engine_config, overlap_option
 from aiosched.config import POLICIES
 from aiosched.simulate.router import ROUTERS
 from aiosched.simulate.workload import KINDS, Workload

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aiosched.arguments import OF_LOADING
 from aiosched.cli.complete import as_prompt
 from aiosched.cli.demo import QUESTIONS
-from aiosched.cli.options import engine_config, engine_options
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import run
+from aiosched.commands.options import engine_config, engine_options
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import run
 from aiosched.config import EngineConfig
 from aiosched.observe.page import SHOWN_STEPS, summary
 from aiosched.observe.timeline import FORMATS, Timeline, save
@@ -127,8 +128,9 @@ async def _of_model(plug: Plug, config: EngineConfig, streams: int) -> list[Time
         questions = (QUESTIONS[index % len(QUESTIONS)] for index in range(streams))
         prompts = [as_prompt(overlap, question) for question in questions]
         below = await _drawn(overlap, prompts)
-    async with Engine(overlap.model, config=msgspec.structs.replace(config, overlap_depth=0)) as e:
-        return [await _drawn(e, prompts), below]
+    normal_config = msgspec.structs.replace(config, overlap_depth=0, **OF_LOADING)
+    async with Engine(overlap.model, config=normal_config) as normal:
+        return [await _drawn(normal, prompts), below]
 
 
 async def _drawn(engine: Engine, prompts: Sequence[Prompt]) -> Timeline:

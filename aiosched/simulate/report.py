@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from aiosched.simulate.cost import Calibration
 
@@ -62,7 +63,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("")
     table.add_column("")
     for row in rows:
-        table.add_column(str(row["router"]), justify="right")
+        table.add_column(Text(str(row["router"])), justify="right")
     for title, unit, keys, form in _LINES:
         for name, key in keys.items():
             cells = ("–" if row[key] is None else form.format(row[key]) for row in rows)

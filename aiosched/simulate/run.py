@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from aiosched.arguments import OF_LOADING
 from aiosched.config import EngineConfig
 from aiosched.engine import Engine
 from aiosched.simulate.cost import Calibration, StepShape
@@ -144,7 +145,7 @@ def settled(config: EngineConfig, calibration: Calibration) -> EngineConfig:
 
     Virtual time jumps from step to step, so no step can be late: the watchdog has no part here.
     """
-    changes: dict[str, object] = {"step_timeout": 1e9}
+    changes: dict[str, object] = {"step_timeout": 1e9, **OF_LOADING}
     if config.kv_tokens is None:
         changes["kv_tokens"] = calibration.kv_tokens
     return msgspec.structs.replace(config, **changes)

@@ -9,9 +9,12 @@ import pytest
 from click.testing import CliRunner
 from simulations import calibration
 
-from aiosched.bench.calibrate import ClientLoad, check_trace, comparison, measure, terms
+from aiosched.bench.calibrate import terms
+from aiosched.bench.calibration_run import measure
+from aiosched.bench.clients import ClientLoad
+from aiosched.bench.live_and_simulated import check_trace, comparison
 from aiosched.cli.app import app
-from aiosched.cli.plug import Plug
+from aiosched.commands.plug import Plug
 from aiosched.config import EngineConfig
 from aiosched.simulate.cost import Calibration
 from aiosched.simulate.serve import Served

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 from aiosched.bench.report import Report, table_of
@@ -35,3 +36,10 @@ def test_a_table_has_a_column_for_every_key_and_a_dash_where_a_row_has_none():
     text = out.getvalue()
     for part in ("name", "ms", "other", "0.0123", "1,234", "–"):
         assert part in text
+
+
+@pytest.mark.parametrize("text", ["[/x]", "[red]", "a[bold]b", ":smile:", "end\\"])
+def test_a_table_shows_a_heading_and_a_cell_as_they_are(text):
+    out = io.StringIO()
+    Console(width=80, file=out).print(table_of([{text: text}]))
+    assert out.getvalue().count(text) == 2

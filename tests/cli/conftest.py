@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from talking_model import Cli, TalkingModel
 
 from aiosched.cli.app import app
-from aiosched.cli.plug import Plug
+from aiosched.commands.plug import Plug
 from aiosched.model.inputs import Model
 
 

@@ -12,7 +12,7 @@ import termios
 from talking_model import TalkingModel
 
 from aiosched.cli.app import app
-from aiosched.cli.plug import Plug
+from aiosched.commands.plug import Plug
 
 args = sys.argv[1:]
 if "--asyncio" in args:

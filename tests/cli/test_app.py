@@ -17,7 +17,7 @@ from talking_model import Cli, TalkingModel
 import aiosched
 import aiosched.cli
 from aiosched.cli.app import app
-from aiosched.cli.plug import Plug
+from aiosched.commands.plug import Plug
 from aiosched.model.inputs import Model
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from aiosched.cli.display import loading_bars, loading_lines
+from aiosched.commands.display import loading_bars, loading_lines
 
 
 def test_lines_name_each_stage_once_with_its_size(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +28,10 @@ def test_bars_count_megabytes_or_pieces() -> None:
     for text in ("load libraries", "49/98 MB", "136/272", "move to device"):
         assert text in shown
     assert "1/1" not in shown
+
+
+def test_a_stage_is_shown_as_it_is_named() -> None:
+    output = io.StringIO()
+    with loading_bars(Console(file=output, force_terminal=True, width=100)) as report:
+        report("unpack [/x]", 1, 2)
+    assert "unpack [/x]" in output.getvalue()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aiosched.cli.options import engine_config, sampling_params
+from aiosched.commands.options import engine_config, sampling_params
 from aiosched.errors import InvalidConfig
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import click
 import pytest
 
 import aiosched
 from aiosched import AioschedError, EngineConfig, SamplingParams, errors
+from aiosched.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -144,12 +147,65 @@ def test_streams_md_lists_every_error_under_its_parent():
     assert set(found) <= set(aiosched.__all__)
 
 
-def test_commands_that_are_named_exist():
-    from aiosched.cli.app import app
+def command_lines(code: str) -> list[list[str]]:
+    """The words behind ``aiosched`` in each line that calls it, up to a pipe or a redirection."""
+    found = []
+    for line in code.replace("\\\n", " ").splitlines():
+        if line.startswith("aiosched "):
+            words = shlex.split(line, comments=True)[1:]
+            end = next((i for i, word in enumerate(words) if word in ("<", ">", "|")), len(words))
+            found.append(words[:end])
+    return found
 
-    named = {c for block in SHELL for c in re.findall(r"^aiosched (\w+)", block.code, re.MULTILINE)}
-    assert named
-    assert named <= set(app.commands)
+
+def resolved(words: list[str]) -> tuple[click.Context, str, click.Command, list[str]]:
+    """From the group on to the command that ``words`` name, and what is left for it."""
+    ctx, name, command = click.Context(app, **app.context_settings), "aiosched", app
+    while isinstance(command, click.Group) and words:
+        _, words, _ = command.make_parser(ctx).parse_args(words)
+        found, inner, rest = command.resolve_command(ctx, words)
+        assert inner is not None
+        name, command, words = found or "", inner, rest
+        ctx = click.Context(command, parent=ctx)
+    return ctx, name, command, words
+
+
+LINES = [
+    pytest.param(words, id=f"{name(block)} aiosched {' '.join(words)}")
+    for block in SHELL
+    for words in command_lines(block.code)
+]
+TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
+SPANS = sorted({span for text in TEXTS for span in re.findall(r"`aiosched ([^`]+)`", text)})
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_a_command_line_in_a_block_is_one_that_the_command_takes(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for word in words:
+        if re.fullmatch(r"[\w-]+\.(jsonl?|toml)", word):
+            Path(word).touch()
+    ctx, name, command, rest = resolved(words)
+    assert not isinstance(command, click.Group)
+    command.make_context(name, rest, parent=ctx.parent)
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_a_command_that_a_sentence_names_has_these_options(span):
+    words = [word for word in shlex.split(span) if word.startswith("-") or not word.isupper()]
+    _, _, command, rest = resolved(words)
+    known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
+
+
+def test_the_readme_names_every_command_and_benchmarks_md_every_benchmark():
+    from aiosched.cli.bench import BENCHMARKS
+
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for command in app.commands:
+        assert f"aiosched {command}" in README, command
+    for benchmark in BENCHMARKS:
+        assert f"aiosched bench {benchmark}" in benchmarks, benchmark
 
 
 def test_make_targets_that_are_named_exist():

@@ -14,11 +14,12 @@ from time import monotonic
 import click
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from aiosched.bench.gpu.parts import Row, run_part
 from aiosched.bench.gpu.settings import MODELS, PARTS, TIME_LIMIT, TINY, TINY_MODELS, Part, Settings
 from aiosched.bench.report import Report, table_of
-from aiosched.cli.running import run
+from aiosched.commands.running import run
 
 NOTES = (
     "ratio: step against the bare forward, which neither samples nor stages (a graph's replay, or "
@@ -92,7 +93,7 @@ async def _measure(
         about = {"part": part.name}
         if part.per_model:
             about["model"] = told.model.partition("?")[0]
-        console.print(*about.values(), style="bold")
+        console.print(Text(" ".join(about.values()), style="bold"))
         own: list[Row] = []
         seconds = min(part.seconds, ends_at - monotonic())
         async with aclosing(run_part(part, told, seconds)) as found:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import msgspec
 
 from aiosched.bench.gpu.settings import Settings
-from aiosched.cli.running import run
+from aiosched.commands.running import run
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ import msgspec
 
 from aiosched.bench.measure import alternate, watching_others
 from aiosched.bench.report import Report
-from aiosched.cli.options import engine_config, engine_options, overlap_option
-from aiosched.cli.plug import Plug, pass_plug
-from aiosched.cli.running import run
+from aiosched.commands.options import engine_config, engine_options, overlap_option
+from aiosched.commands.plug import Plug, pass_plug
+from aiosched.commands.running import run
 from aiosched.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ pass_plug = click.make_pass_decorator(Plug, ensure=True)
 
 @contextmanager
 def _shown_loading(plain: bool) -> Iterator[Progress]:
-    from aiosched.cli.display import loading_bars, loading_lines
+    from aiosched.commands.display import loading_bars, loading_lines
 
     terminal = sys.stderr.isatty()
     if not terminal and not plain:

@@ -24,7 +24,7 @@ _FIRST = "load libraries"  # torch takes seconds to import, before the loader ca
 @contextmanager
 def loading_bars(console: Console | None = None) -> Iterator[Report]:
     """A bar for each stage, gone when the block ends. Yields what an engine calls as progress."""
-    columns = TextColumn("{task.description:<16}"), BarColumn(), _Amount()
+    columns = TextColumn("{task.description:<16}", markup=False), BarColumn(), _Amount()
     with Progress(*columns, console=console or Console(stderr=True), transient=True) as bars:
         lock = Lock()
         tasks: dict[str, TaskID] = {_FIRST: bars.add_task(_FIRST, total=None)}

@@ -1,0 +1,1 @@
+"""What commands share, those of ``aiosched.cli`` and the benchmarks: flags, engines, the loop."""
