@@ -9,6 +9,9 @@ import msgspec
 from aiosched.config import EngineConfig
 from aiosched.errors import InvalidConfig
 
+OF_LOADING: dict[str, Any] = {"quantization": "none", "compile": False}
+"""Settings that say how a named model is loaded, at the only values that a model object takes."""
+
 
 def checked_config(
     model: object, config: object, device: object, settings: dict[str, Any]
@@ -23,7 +26,10 @@ def checked_config(
     elif model is not None:
         if not (hasattr(model, "make_kv") and hasattr(model, "forward")):
             raise InvalidConfig("model", model, "a name, or an object with the Model protocol")
-        _refuse(settings, ("model", "dtype", "cache_dir"), "left out: the model is an object")
+        given = ("model", "dtype", *OF_LOADING, "cache_dir")
+        _refuse(settings, given, "left out: the model is an object")
+        if isinstance(config, EngineConfig):
+            _refuse_changed(config)
     if isinstance(device, str):
         settings["device"] = device
     elif device is not None:
@@ -35,6 +41,12 @@ def checked_config(
     if not isinstance(config, EngineConfig):
         raise InvalidConfig("config", config, "an EngineConfig")
     return msgspec.structs.replace(config, **settings) if settings else config
+
+
+def _refuse_changed(config: EngineConfig) -> None:
+    for field, default in OF_LOADING.items():
+        if (value := getattr(config, field)) != default:
+            raise InvalidConfig(field, value, f"{default!r}: the model is an object")
 
 
 def _refuse(settings: dict[str, Any], fields: tuple[str, ...], bound: str) -> None:

@@ -15,7 +15,7 @@ from aiosched.errors import InvalidConfig
 ENV_PREFIX = "AIOSCHED_"
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
 POLICIES = ("priority", "fifo")
 
 
@@ -27,8 +27,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (CUDA if there is a GPU).
         dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file: bfloat16, or
             float32 on a CPU without dot products in bfloat16).
-        quantization: ``none``, or ``int8``: weights of linear layers in 8 bits, with a scale for
-            each output; for models of the dense llama, qwen2 and qwen3 families on the CPU.
+        quantization: ``none``; ``int8``: weights of linear layers in 8 bits, with a scale for each
+            output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, which keeps the
+            weights of a Q4_1 file as they are, and the head in 8; needs ``compile``. For models
+            of the dense llama, qwen2 and qwen3 families on the CPU.
         compile: run decode steps in C++, built once with the machine's compiler; for the same
             models.
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
@@ -94,6 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidConfig(field, value, f"of type {shown}") from None
         self._one_of("dtype", DTYPES)
         self._one_of("quantization", QUANTIZATIONS)
+        if self.quantization == "int4" and not self.compile:
+            raise InvalidConfig("quantization", self.quantization, "none or int8 without compile")
         self._one_of("policy", POLICIES)
         if self.device not in DEVICES and not (
             self.device.startswith("cuda:") and self.device[5:].isdecimal()

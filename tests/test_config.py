@@ -25,7 +25,7 @@ BOUNDS = [
 CHOICES = {
     "device": (("auto", "cpu", "cuda", "cuda:0", "cuda:11"), ("gpu", "cuda:", "cuda:x", "cuda:²")),
     "dtype": (("auto", "float32", "bfloat16", "float16"), ("int8", "")),
-    "quantization": (("none", "int8"), ("int4", "")),
+    "quantization": (("none", "int8"), ("int4", "int2", "")),
     "overlap_depth": (("auto",), ("Auto", "1")),
     "policy": (("priority", "fifo"), ("lifo", "")),
 }

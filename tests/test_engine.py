@@ -11,6 +11,7 @@ from engines import greedy, prompt, small_engine, tokens_of
 
 from aiosched import (
     Engine,
+    EngineConfig,
     EngineFailed,
     FinishReason,
     InvalidConfig,
@@ -21,12 +22,27 @@ from aiosched.testing import HashModel, SimDevice, VirtualClock, oracle
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "float16"}, {"cache_dir": "/nowhere"}, {"compute_threads": 3}]
+    "settings",
+    [
+        {"dtype": "float16"},
+        {"quantization": "int8"},
+        {"compile": True},
+        {"cache_dir": "/nowhere"},
+        {"compute_threads": 3},
+    ],
 )
 def test_settings_of_what_is_given_as_an_object_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig) as caught:
         Engine(HashModel(), device=SimDevice(), **settings)
     assert caught.value.field in settings
+
+
+@pytest.mark.parametrize("changed", [{"quantization": "int8"}, {"compile": True}])
+def test_a_config_that_says_how_to_load_is_refused_beside_a_model_object(
+    changed: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidConfig, match=f"{next(iter(changed))}=.*the model is an object"):
+        Engine(HashModel(), config=EngineConfig(**changed))
 
 
 @pytest.mark.parametrize("field", ["model", "device", "config"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from aiosched.config import QUANTIZATIONS
 from aiosched.errors import ModelLoadError
 from aiosched.model.attention import PagedAttention
 from aiosched.model.dense_shape import DenseShape, Fetch, rope_table
@@ -39,7 +40,8 @@ class DenseModel:
         tokenizer: what belongs to it, if there is one.
         eos_token_ids: tokens that end an answer.
         progress: told of each layer.
-        quantization: ``int8`` stores the weights of linear layers in 8 bits.
+        quantization: ``int8`` stores the weights of linear layers in 8 bits; ``int4`` in 4, which
+            only compiled code computes with.
         compile_in: a folder for compiled code: decode steps run in C++, built there if need be.
 
     Attributes:
@@ -62,6 +64,13 @@ class DenseModel:
         quantization: str | None = None,
         compile_in: Path | None = None,
     ) -> None:
+        if quantization is not None and quantization not in QUANTIZATIONS[1:]:
+            kinds = ", ".join(QUANTIZATIONS[1:])
+            raise ModelLoadError(f"quantization {quantization!r} is not one of {kinds}")
+        if quantization == "int4" and compile_in is None:
+            raise ModelLoadError(
+                "quantization='int4' needs compile=True: torch has no products of it"
+            )
         if quantization is not None and dtype != torch.bfloat16 and compile_in is None:
             raise ModelLoadError(
                 f"quantization={quantization!r} needs dtype='bfloat16' or compile=True: torch "
@@ -77,10 +86,10 @@ class DenseModel:
         self._eps = shape.rms_norm_eps
         native = None
         if compile_in is not None:
-            from aiosched.model.native.decode import NativeBuilder
+            from aiosched.model.native.builder import NativeBuilder
 
             native = NativeBuilder(shape, dtype, compile_in)
-        parameters = Parameters(fetch, dtype, quantize=quantization is not None)
+        parameters = Parameters(fetch, dtype, quantization)
         self._embedding = parameters("model.embed_tokens.weight")
         self._layers = []
         for index in range(shape.num_layers):
@@ -91,7 +100,7 @@ class DenseModel:
             if progress is not None:
                 progress("unpack weights", index + 1, shape.num_layers)
         self._norm = parameters("model.norm.weight")
-        head = parameters.weights(self._embedding if shape.tied else parameters("lm_head.weight"))
+        head = parameters.head(self._embedding if shape.tied else parameters("lm_head.weight"))
         self._head = make_linear(head, dtype, few_rows=native is None)
         self._cosine, self._sine = rope_table(shape, dtype)
         self._native: NativeDecoder | None = None

@@ -8,7 +8,7 @@ import torch
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.dense_shape import Fetch
-from aiosched.model.linear import Weights, quantized
+from aiosched.model.weights import Weights, in_int4, in_int8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,22 +31,21 @@ class Parameters:
     Args:
         fetch: where they come from.
         dtype: of all floats.
-        quantize: linear layers become int8.
+        quantization: ``int8`` or ``int4``: the weights of linear layers in so many bits, from what
+            they were before ``dtype``. The head, small in number and close to the tokens, has 8
+            at least.
 
     Raises:
         ModelLoadError: from each method, if one is missing that must be there.
     """
 
-    def __init__(self, fetch: Fetch, dtype: torch.dtype, quantize: bool) -> None:
+    def __init__(self, fetch: Fetch, dtype: torch.dtype, quantization: str | None) -> None:
         self._fetch = fetch
         self._dtype = dtype
-        self._quantize = quantize
+        self._quantization = quantization
 
     def __call__(self, name: str) -> torch.Tensor:
-        tensor = self._optional(name)
-        if tensor is None:
-            raise ModelLoadError(f"the weights lack {name}")
-        return tensor
+        return self._present(name).to(self._dtype)
 
     def layer(self, index: int) -> LayerWeights:
         """All of layer ``index``."""
@@ -65,17 +64,28 @@ class Parameters:
 
     def linear(self, prefix: str, *names: str) -> Weights:
         """One layer of all of ``names``."""
-        rows = torch.cat([self(f"{prefix}{name}.weight") for name in names])
+        rows = torch.cat([self._present(f"{prefix}{name}.weight") for name in names])
         biases = [self._optional(f"{prefix}{name}.bias") for name in names]
         given = [bias for bias in biases if bias is not None]
         if given and len(given) < len(names):
             raise ModelLoadError(f"only some of {prefix}{', '.join(names)} have a bias")
-        return self.weights(rows, torch.cat(given) if given else None)
+        bias = torch.cat(given) if given else None
+        if self._quantization == "int4":
+            return in_int4(rows, bias)
+        return (
+            in_int8(rows, bias) if self._quantization else Weights(rows.to(self._dtype), bias=bias)
+        )
 
-    def weights(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> Weights:
-        """A layer of these rows."""
-        return quantized(rows, bias) if self._quantize else Weights(rows, bias=bias)
+    def head(self, rows: torch.Tensor) -> Weights:
+        """The output projection of these rows."""
+        return in_int8(rows, None) if self._quantization else Weights(rows)
 
     def _optional(self, name: str) -> torch.Tensor | None:
         tensor = self._fetch(name)
         return None if tensor is None else tensor.detach().to(self._dtype)
+
+    def _present(self, name: str) -> torch.Tensor:
+        tensor = self._fetch(name)
+        if tensor is None:
+            raise ModelLoadError(f"the weights lack {name}")
+        return tensor.detach()

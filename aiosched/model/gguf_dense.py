@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from aiosched.errors import ModelLoadError
 from aiosched.model.dense_model import DenseModel
 from aiosched.model.dense_shape import DenseShape
+from aiosched.model.gguf_checks import refuse_wrong_tensors
 from aiosched.model.gguf_file import GGUFFile
 from aiosched.model.gguf_settings import end_of_generation_ids, halves_of_rope, settings_of
 from aiosched.model.gguf_tokenizer import load_fast_tokenizer
 from aiosched.model.progress import Progress
-
-FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 
 _TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -39,31 +37,21 @@ _TENSORS = {
 """Names in transformers and in a GGUF, without layer and suffix."""
 
 
-def is_dense(file: GGUFFile) -> bool:
-    """Whether ``DenseModel`` computes what the file describes."""
-    family = file.architecture
-    rotated = file.metadata.get(f"{family}.rope.dimension_count")
-    return (
-        family in FAMILIES
-        and not file.metadata.get(f"{family}.expert_count")
-        and not file.metadata.get(f"{family}.attention.sliding_window")
-        and (rotated is None or rotated == settings_of(file)["head_dim"])
-    )
-
-
 def load_gguf_dense(
     file: GGUFFile, dtype: torch.dtype, progress: Progress, options: Mapping[str, Any]
 ) -> DenseModel:
     """The model of ``file`` and its tokenizer, weights unpacked to ``dtype``.
 
     Args:
-        file: ``is_dense`` must hold for it.
+        file: of one of these families; ``refuse_unsupported`` must have let it pass.
         options: further arguments of ``DenseModel``.
 
     Raises:
-        ModelLoadError: tensors are missing, left over or of a kind that cannot be read.
+        ModelLoadError: tensors are missing, left over, of another shape or of a kind that cannot
+            be read.
     """
     settings = settings_of(file)
+    refuse_wrong_tensors(file, settings)
     shape = DenseShape(
         vocab_size=settings["vocab_size"],
         hidden_size=settings["hidden_size"],
@@ -77,24 +65,17 @@ def load_gguf_dense(
         tied=settings["tie_word_embeddings"],
         inv_freq=_inv_freq(file, settings),
     )
-    tensors = _Tensors(file, shape)
     tokenizer = load_fast_tokenizer(file)
     ends = [*end_of_generation_ids(file), tokenizer.eos_token_id]
-    model = DenseModel(
+    return DenseModel(
         shape,
-        tensors.fetch,
+        _Tensors(file, shape).fetch,
         dtype,
         tokenizer=tokenizer,
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         progress=progress,
         **options,
     )
-    if left := tensors.left():
-        raise ModelLoadError(
-            f"{file.path} has tensors that the family {file.architecture!r} does not have: "
-            f"{', '.join(left[:3])}"
-        )
-    return model
 
 
 def _inv_freq(file: GGUFFile, settings: dict[str, Any]) -> torch.Tensor:
@@ -110,12 +91,11 @@ def _inv_freq(file: GGUFFile, settings: dict[str, Any]) -> torch.Tensor:
 
 
 class _Tensors:
-    """The tensors of a file under their names in transformers, and a note of those asked for."""
+    """The tensors of a file under their names in transformers."""
 
     def __init__(self, file: GGUFFile, shape: DenseShape) -> None:
         self._file = file
         self._heads = {"attn_q": shape.num_heads, "attn_k": shape.num_kv_heads}
-        self._fetched = {"rope_freqs.weight"}
 
     def fetch(self, name: str) -> torch.Tensor | None:
         stem, _, suffix = name.rpartition(".")
@@ -127,12 +107,7 @@ class _Tensors:
         stored = f"{layer}{kind}.{suffix}"
         if stored not in self._file.tensors:
             return None
-        self._fetched.add(stored)
         values = self._file.tensor(stored)
         if self._file.architecture == "llama" and kind in self._heads:
             values = halves_of_rope(values, self._heads[kind])
         return values
-
-    def left(self) -> list[str]:
-        """Tensors that nobody asked for."""
-        return sorted(set(self._file.tensors) - self._fetched)

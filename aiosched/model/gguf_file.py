@@ -70,6 +70,10 @@ class GGUFFile:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unknown"))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the tensor ``name``, slowest dimension first."""
+        return self._tensors[name].shape
+
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor ``name``, unpacked to float32 memory of its own."""
         shape, ggml_type, offset = self._tensors[name]

@@ -17,31 +17,35 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.attention_interface import NAME
+from aiosched.model.gguf_checks import FAMILIES, refuse_wrong_tensors
 from aiosched.model.gguf_file import GGUFFile
-from aiosched.model.gguf_settings import halves_of_rope, refuse_unknown_scaling, settings_of
+from aiosched.model.gguf_settings import halves_of_rope, settings_of
+from aiosched.model.loaded_weights import complete
 from aiosched.model.progress import Progress
 
-_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def load_gguf_model(file: GGUFFile, dtype: torch.dtype, progress: Progress) -> PreTrainedModel:
     """The model of ``file`` on the CPU, its weights unpacked to ``dtype``.
 
+    Args:
+        file: ``refuse_unsupported`` must have let it pass.
+
     Raises:
-        ModelLoadError: the architecture or its rope scaling is not known, tensors are missing, or
-            transformers has to convert it and accelerate is not installed.
+        ModelLoadError: the architecture is not known, tensors do not fit, or transformers has to
+            convert it and accelerate is not installed.
     """
-    refuse_unknown_scaling(file)
-    if file.architecture in _FAMILIES and not file.metadata.get(
-        f"{file.architecture}.expert_count"
-    ):
+    if file.architecture in FAMILIES:
         return _convert(file, dtype, progress)
     return _through_transformers(file, dtype)
 
 
 def _convert(file: GGUFFile, dtype: torch.dtype, progress: Progress) -> PreTrainedModel:
-    family = _FAMILIES[file.architecture]
-    config = getattr(transformers, f"{family}Config")(**settings_of(file))
+    settings = settings_of(file)
+    refuse_wrong_tensors(file, settings)
+    family = _CLASSES[file.architecture]
+    config = getattr(transformers, f"{family}Config")(**settings)
     state = {}
     names = _transformers_names(file, config)
     for done, (name, gguf_name) in enumerate(names.items()):
@@ -72,7 +76,7 @@ def _transformers_names(file: GGUFFile, config: Any) -> dict[str, str]:
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
     mapping = get_tensor_name_map(arch, config.num_hidden_layers)
     with torch.device("meta"):
-        blank = getattr(transformers, f"{_FAMILIES[file.architecture]}ForCausalLM")(config)
+        blank = getattr(transformers, f"{_CLASSES[file.architecture]}ForCausalLM")(config)
     names, missing = {}, []
     for name, _ in blank.named_parameters():  # a tied lm_head is not listed twice
         gguf_name = mapping.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -82,6 +86,7 @@ def _transformers_names(file: GGUFFile, config: Any) -> dict[str, str]:
             missing.append(name)
     if missing:
         raise ModelLoadError(f"{file.path} has no tensor for {missing[0]} ({len(missing)} missing)")
+    # What is left over here is part of the family, but of no model with these settings.
     left = set(file.tensors) - set(names.values()) - {"rope_freqs.weight"}
     if left:
         raise ModelLoadError(
@@ -101,10 +106,11 @@ def _through_transformers(file: GGUFFile, dtype: torch.dtype) -> PreTrainedModel
 
     # Packed weights would need kernels of their own; its progress bars cannot be turned off.
     with contextlib.redirect_stderr(io.StringIO()):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             str(file.path.parent),
             gguf_file=file.path.name,
             dtype=dtype,
             quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
-    return model
+    return complete(loaded, str(file.path))

@@ -14,30 +14,46 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
     """Keyword arguments of the configuration class of a llama, qwen2 or qwen3 file.
 
     Raises:
-        ModelLoadError: the file does not say something that it must.
+        ModelLoadError: the file does not say something that it must, or sizes that cannot be.
     """
+    family = file.architecture
+
+    def said(name: str) -> Any:
+        return file.metadata.get(f"{family}.{name}")
 
     def key(name: str, default: Any = None) -> Any:
-        value = file.metadata.get(f"{file.architecture}.{name}", default)
+        value = file.metadata.get(f"{family}.{name}", default)
         if value is None:
-            raise ModelLoadError(f"{file.path} does not say its {file.architecture}.{name}")
+            raise ModelLoadError(f"{file.path} does not say its {family}.{name}")
         return value
 
-    heads = key("attention.head_count")
-    kv_heads = key("attention.head_count_kv", heads)
-    head_dim = key("attention.key_length", key("embedding_length") // heads)
+    def size(name: str, default: int | None = None) -> int:
+        value = key(name, default)
+        if type(value) is not int or value < 1:  # some families have a list, layer by layer
+            raise ModelLoadError(f"{file.path}: {family}.{name} = {value!r} is not a size")
+        return value
+
+    hidden_size, heads = size("embedding_length"), size("attention.head_count")
+    kv_heads = size("attention.head_count_kv", heads)
+    head_dim = size("attention.key_length", hidden_size // heads)
+    if heads % kv_heads:
+        raise ModelLoadError(f"{file.path}: {heads} query heads cannot share {kv_heads} KV heads")
+    if head_dim % 2:
+        raise ModelLoadError(f"{file.path}: heads of {head_dim} numbers cannot be rotated in pairs")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": key("rope.freq_base", 10_000.0)}
-    if file.metadata.get(f"{file.architecture}.rope.scaling.type") == "linear":
+    # A factor alone is a linear one, as in llama.cpp.
+    kind = key("rope.scaling.type", "linear" if said("rope.scaling.factor") else "none")
+    if kind == "linear":
         rope |= {"rope_type": "linear", "factor": key("rope.scaling.factor")}
     settings: dict[str, Any] = {
-        "vocab_size": len(file.metadata.get("tokenizer.ggml.tokens", ())) or key("vocab_size"),
-        "hidden_size": key("embedding_length"),
-        "intermediate_size": key("feed_forward_length"),
-        "num_hidden_layers": key("block_count"),
+        "vocab_size": len(file.metadata.get("tokenizer.ggml.tokens", ())) or size("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": key("context_length"),
+        "max_position_embeddings": size("context_length"),
         "rms_norm_eps": key("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -45,16 +61,11 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": end_of_generation_ids(file) or None,
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
     }
-    if file.architecture == "llama":
+    if family != "qwen2":  # whose biases are not a setting
         settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if family == "llama":
+        settings["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
     return settings
-
-
-def refuse_unknown_scaling(file: GGUFFile) -> None:
-    """Raises ModelLoadError for a file whose positions are scaled in a way that is not known."""
-    scaling = file.metadata.get(f"{file.architecture}.rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} of a GGUF is not supported")
 
 
 def end_of_generation_ids(file: GGUFFile) -> list[int]:

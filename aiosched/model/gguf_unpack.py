@@ -68,7 +68,7 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 def _nibbles(pairs: torch.Tensor) -> torch.Tensor:
     """Low halves first, then high halves, ``[n, 16]`` bytes to ``[n, 32]`` numbers."""
-    values = torch.empty(len(pairs), 32)
+    values = torch.empty(len(pairs), 32, dtype=torch.float32)
     values[:, :16] = pairs & 15
     values[:, 16:] = pairs >> 4
     return values
@@ -91,6 +91,8 @@ def _by_package(packed: Bytes, shape: tuple[int, ...], ggml_type: int) -> torch.
 
     kind = GGMLQuantizationType(ggml_type)
     values, block_bytes = GGML_QUANT_SIZES[kind]
+    if shape[-1] % values:
+        raise ValueError(f"rows of {shape[-1]} values in blocks of {values}")
     row_bytes = shape[-1] // values * block_bytes
     rows = np.asarray(packed[: math.prod(shape[:-1]) * row_bytes]).reshape(*shape[:-1], row_bytes)
     floats: NDArray[Any] = dequantize(rows, kind).astype(np.float32, copy=False)

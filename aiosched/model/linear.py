@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
+from aiosched.model.weights import Weights
+
 FEW_ROWS = 4
 """Up to so many rows int8 weights are read as they are: beyond, products in bfloat16 win, although
 their weights are twice as large (measured with AMX)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """The weights of a linear layer, row by row.
-
-    Attributes:
-        rows: ``[outputs, inputs]`` in a float dtype, or int8.
-        scale: float32 ``[outputs]``: what int8 rows are to be multiplied with.
-        bias: ``[outputs]``, if the layer has one.
-    """
-
-    rows: torch.Tensor
-    scale: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The rows in a float dtype."""
-        if self.scale is None:
-            return self.rows.to(dtype)
-        return (self.rows.float() * self.scale[:, None]).to(dtype)
-
-
-def quantized(rows: torch.Tensor, bias: torch.Tensor | None) -> Weights:
-    """Int8 weights, symmetric, one scale for each row: its largest magnitude is 127."""
-    rows = rows.float()
-    scale = rows.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / 127.0
-    return Weights((rows / scale[:, None]).round_().to(torch.int8), scale, bias)
 
 
 class Linear(Protocol):
@@ -117,10 +90,10 @@ def make_linear(weights: Weights, dtype: torch.dtype, few_rows: bool = True) -> 
     """The fastest layer for activations in ``dtype``.
 
     Args:
-        few_rows: whether it will be asked for few rows at all; int8 weights are not kept for
-            many.
+        few_rows: whether it will be asked for few rows at all; weights of integers are not kept
+            for many.
     """
-    if weights.scale is not None and dtype == torch.bfloat16 and few_rows:
+    if weights.rows.dtype == torch.int8 and dtype == torch.bfloat16 and few_rows:
         return Int8Linear(weights)
     return _float_linear(weights.dequantized(dtype), weights.bias)
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiosched.config import QUANTIZATIONS
 from aiosched.errors import ModelLoadError
 from aiosched.model.builtin import BUILTIN_MODELS, builtin_file
 from aiosched.model.dense_model import DenseModel
-from aiosched.model.gguf_dense import is_dense, load_gguf_dense
+from aiosched.model.gguf_checks import FAMILIES, refuse_unsupported
+from aiosched.model.gguf_dense import load_gguf_dense
 from aiosched.model.gguf_file import GGUFFile
-from aiosched.model.gguf_settings import refuse_unknown_scaling
 from aiosched.model.linear import has_bfloat16_dot_products
 from aiosched.model.progress import Progress
 
@@ -49,8 +50,9 @@ def load_model(
             - anything else: a repository of the Hugging Face Hub, ``owner/name``
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is the checkpoint's own, and for a
             GGUF file bfloat16, or float32 on a CPU without dot products in bfloat16.
-        quantization: ``none``, or ``int8``: weights of linear layers in 8 bits, with a scale for
-            each output.
+        quantization: ``none``; ``int8``: weights of linear layers in 8 bits, with a scale for
+            each output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, which keeps
+            the weights of a Q4_1 file as they are, and the head in 8; needs ``compile``.
         compile: decode steps run in C++, built with the machine's compiler and kept in
             ``cache_dir``. Both are for models of the dense llama, qwen2 and qwen3 families on the
             CPU; others are refused.
@@ -67,6 +69,9 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if quantization not in QUANTIZATIONS:
+        kinds = ", ".join(QUANTIZATIONS)
+        raise ModelLoadError(f"quantization {quantization!r} is not one of {kinds}")
     wanted = DTYPES.get(dtype)
     report = progress or _unheard
     options: dict[str, Any] = {}
@@ -129,9 +134,9 @@ def _load_gguf(
         slow = device == "cpu" and not has_bfloat16_dot_products()
         dtype = torch.float32 if slow else torch.bfloat16
     file = GGUFFile(path)
-    refuse_unknown_scaling(file)
     try:
-        if device == "cpu" and is_dense(file):
+        refuse_unsupported(file)
+        if device == "cpu" and file.architecture in FAMILIES:
             return load_gguf_dense(file, dtype, progress, options)
     except ModelLoadError:
         raise

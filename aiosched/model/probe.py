@@ -131,6 +131,8 @@ def _refuse_by_config(model: PreTrainedModel, architecture: str) -> None:
         why = "it has cross attention"
     elif types:
         why = f"it has layers of type {', '.join(sorted(types))}"
+    elif not getattr(config, "is_causal", True):  # which goes into the mask only
+        why = "its attention is not causal"
     elif not model._supports_attention_backend:
         why = "its code does not use transformers' attention interface"
     elif not {"position_ids", "logits_to_keep"} <= parameters.keys():

@@ -29,6 +29,7 @@ def is_dense(model: PreTrainedModel) -> bool:
         and not getattr(config, "mlp_bias", False)
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not getattr(config, "use_sliding_window", False)
+        and getattr(config, "is_causal", True)
         and rope.get("rope_type", "default") in _ROPE_TYPES
         and rope.get("partial_rotary_factor", 1.0) == 1.0
         and model.dtype in (torch.float32, torch.bfloat16, torch.float16)

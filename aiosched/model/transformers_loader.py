@@ -15,6 +15,7 @@ from aiosched.model.attention_interface import NAME
 from aiosched.model.builtin import BUILTIN_MODELS
 from aiosched.model.dense_model import DenseModel
 from aiosched.model.flashinfer_attention import FlashInferModel, usable_for
+from aiosched.model.loaded_weights import complete
 from aiosched.model.progress import Progress
 from aiosched.model.quiet import quiet_transformers
 from aiosched.model.transformers_dense import dense_model_of, is_dense
@@ -70,8 +71,12 @@ def load_through_transformers(
 def load_checkpoint(name: str, dtype: torch.dtype | None, kind: str) -> tuple[PreTrainedModel, Any]:
     """A folder or a repository; ``kind`` says which, for errors."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or "auto", attn_implementation=NAME, trust_remote_code=False
+        loaded = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype or "auto",
+            attn_implementation=NAME,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # no end to what a broken file or connection may raise there
         known = ", ".join(BUILTIN_MODELS)
@@ -79,6 +84,7 @@ def load_checkpoint(name: str, dtype: torch.dtype | None, kind: str) -> tuple[Pr
             f"model {name!r} cannot be loaded, tried as a {kind}: {first_line(error)} "
             f"(built-in models: {known})"
         ) from error
+    model = complete(loaded, f"model {name!r}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:

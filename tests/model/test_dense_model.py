@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.dense_model import DenseModel
-from aiosched.model.linear import quantized
+from aiosched.model.weights import in_int8
 from aiosched.model.loader import load_model
 from aiosched.model.transformers_dense import is_dense
 from aiosched.model.transformers_model import TransformersModel
@@ -50,9 +50,12 @@ def test_the_loader_takes_it_for_the_dense_family_on_the_cpu() -> None:
     [
         {"hidden_act": "gelu"},
         {"mlp_bias": True},
+        {"is_causal": False},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=str,
 )
 def test_what_it_does_not_compute_is_left_to_transformers(changed: dict[str, object]) -> None:
     assert is_dense(LlamaForCausalLM(LlamaConfig(**SMALL)))
@@ -72,7 +75,7 @@ def test_sliding_windows_and_derived_classes_are_left_to_transformers() -> None:
 def test_int8_rows_are_within_half_a_step_of_what_they_were() -> None:
     rows = torch.randn(8, 64) * torch.logspace(-4, 2, 8)[:, None]
     rows[3] = 0
-    weights = quantized(rows, None)
+    weights = in_int8(rows, None)
     assert weights.rows.dtype == torch.int8 and weights.scale is not None
     error = (weights.dequantized(torch.float32) - rows).abs()
     assert (error <= 0.501 * weights.scale[:, None]).all()
@@ -85,6 +88,11 @@ def test_int8_stays_near_bfloat16_for_few_rows_and_for_many(sequences: int) -> N
     model = dense("llama, biases, tied", torch.bfloat16, quantization="int8")
     for got, wanted in zip(logits_of_mixed_steps(model, sequences), expected, strict=True):
         assert (got - wanted).norm() / wanted.norm() < 0.08
+
+
+def test_a_quantization_that_it_does_not_know_is_refused_by_name() -> None:
+    with pytest.raises(ModelLoadError, match=r"'int2' is not one of int8"):
+        dense("llama", torch.bfloat16, quantization="int2")
 
 
 def test_int8_without_bfloat16_or_compiled_code_is_refused() -> None:

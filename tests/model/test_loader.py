@@ -194,6 +194,31 @@ def test_an_unknown_dtype_is_an_error() -> None:
         load_model(f"dummy:{TINY}", dtype="int8")
 
 
+def test_an_unknown_quantization_is_an_error() -> None:
+    with pytest.raises(ModelLoadError, match=r"'int2' is not one of none, int8"):
+        load_model(f"dummy:{TINY}", quantization="int2")
+
+
+def test_a_checkpoint_that_lacks_weights_is_an_error_that_names_them(tmp_path: Path) -> None:
+    model = load_dummy(TINY, torch.float32, "cpu")[0]
+    state = model.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ModelLoadError, match=r"lacks 1 parameters.*model\.layers\.1\.mlp\.up_proj"):
+        load_model(str(tmp_path))
+
+
+def test_weights_that_the_model_has_no_place_for_are_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_dummy(TINY, torch.float32, "cpu")[0]
+    extra = {"model.layers.0.mlp.up_proj.bias": torch.ones(48)}
+    model.save_pretrained(tmp_path, state_dict=model.state_dict() | extra)
+    with caplog.at_level(logging.WARNING, "aiosched"):
+        load_model(str(tmp_path))
+    assert "model.layers.0.mlp.up_proj.bias" in caplog.text
+
+
 def test_a_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="tried as a folder"):
         load_model(str(tmp_path))

@@ -18,9 +18,9 @@ if not any(build.shutil.which(name) for name in build.COMPILERS):
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
+@pytest.fixture
+def folder(native_folder: Path) -> Path:
+    return native_folder
 
 
 @pytest.mark.parametrize("name", FAMILIES)

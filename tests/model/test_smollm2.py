@@ -9,6 +9,7 @@ import torch
 from paged_steps import PagedSequences, greedy
 
 from aiosched.model.dense_model import DenseModel
+from aiosched.model.inputs import DeviceInputs
 from aiosched.model.loader import load_model
 from aiosched.text.tokenizer import Tokenizer
 
@@ -64,27 +65,53 @@ def test_its_shape_is_the_published_one(smollm2: DenseModel) -> None:
     assert smollm2.kv_bytes_per_token() == 30 * 2 * 3 * 64 * 4
 
 
-TEXT = (
+TEXTS = (
     "The sun is a star. It is much bigger than the Earth, and it gives us light and heat. Plants "
     "use the light of the sun to grow, and animals eat the plants. Without the sun there would be "
-    "no life on our planet. At night we cannot see the sun, because the Earth has turned, and we "
-    "look out into space, where we can see the moon and many other stars."
+    "no life on our planet. At night we cannot see the sun, because the Earth has turned.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n"
+    "    for _ in range(n - 1):\n        a, b = b, a + b\n    return b\n\n\n"
+    "print([fibonacci(i) for i in range(10)])\n",
 )
+DECODED = 8  # tokens at the end of each text that are read one by one, as answers are
 
 
-def likeliest(model: DenseModel) -> torch.Tensor:
-    """The token that the model expects after each one of ``TEXT``."""
-    ids = model.tokenizer.backend_tokenizer.encode(TEXT).ids
-    inputs = PagedSequences(8, 16).step({}, {"a": ids})
-    every = replace(inputs, logits_index=torch.arange(len(ids)))
-    return model.forward(every, model.make_kv(8, 16)).argmax(-1)
+def expectations(model: DenseModel) -> torch.Tensor:
+    """What the model expects after each token of ``TEXTS``: log-probabilities ``[t, vocab]``."""
+    rows = []
+    for text in TEXTS:
+        *ids, end = model.tokenizer.backend_tokenizer.encode(text).ids
+        sequences, kv = PagedSequences(8, 16), model.make_kv(8, 16)
+        prompt = sequences.step({}, {"a": ids[: 1 - DECODED]})
+        rows.append(model.forward(_every_row(prompt), kv))
+        for id_ in (*ids[1 - DECODED :], end):
+            rows.append(model.forward(sequences.step({"a": id_}, {}), kv))
+    return torch.cat([row.float() for row in rows]).log_softmax(-1)
 
 
-def test_bfloat16_and_int8_mostly_expect_the_tokens_that_float32_does(
-    smollm2: DenseModel,
+def _every_row(inputs: DeviceInputs) -> DeviceInputs:
+    return replace(inputs, logits_index=torch.arange(len(inputs.input_ids)))
+
+
+@pytest.fixture(scope="session")
+def expected(smollm2: DenseModel) -> torch.Tensor:
+    return expectations(smollm2)
+
+
+# Measured over these 132 tokens, with AVX512_BF16 and AMX and with AVX2 alone: 131 or 132 agree
+# (the other one is within 0.14 nats of the best), the divergence is 0.0011 and 0.0013 in bfloat16,
+# 0.0045 and 0.0048 in int8. The bounds leave three tokens, and less than twice the divergence, to
+# other orders of summation. One projection with scales a quarter too large costs ten tokens, 0.05.
+@pytest.mark.parametrize(
+    ("quantization", "agreement", "divergence"), [("none", 0.97, 0.0025), ("int8", 0.97, 0.008)]
+)
+def test_what_is_expected_hardly_changes_in_bfloat16_and_int8(
+    expected: torch.Tensor, quantization: str, agreement: float, divergence: float
 ) -> None:
-    expected = likeliest(smollm2)
-    for quantization, least in (("none", 0.9), ("int8", 0.8)):
-        model = load_model("smollm2-135m-instruct", dtype="bfloat16", quantization=quantization)
-        agreement = float((likeliest(model) == expected).float().mean())
-        assert agreement >= least, (quantization, agreement)
+    model = load_model("smollm2-135m-instruct", dtype="bfloat16", quantization=quantization)
+
+    seen = expectations(model)
+
+    agreed = (seen.argmax(-1) == expected.argmax(-1)).float().mean()
+    diverged = (expected.exp() * (expected - seen)).sum(-1).mean()  # Kullback-Leibler, in nats
+    assert agreed >= agreement and diverged <= divergence, (agreed, diverged)

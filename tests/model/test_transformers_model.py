@@ -191,6 +191,11 @@ def test_a_bidirectional_model_is_refused() -> None:
         TransformersModel(random_model("Gemma3TextConfig", settings))
 
 
+def test_a_model_whose_configuration_alone_says_that_it_is_not_causal_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match="not causal"):
+        TransformersModel(random_model("LlamaConfig", {**SMALL, "is_causal": False}))
+
+
 def test_an_attention_keyword_nobody_knows_is_refused() -> None:
     model = random_model("LlamaConfig", SMALL)
     attention = model.model.layers[1].self_attn

@@ -1,18 +1,19 @@
 // One decode step of a dense llama, qwen2 or qwen3 model, from token ids to logits, in one call.
 //
-// Everything is float32 except where it is stored: weights as float32, bfloat16 or int8 with a
-// scale per row, keys and values as float32 or bfloat16. A step of few sequences is bound by the
+// Everything is float32 except where it is stored: weights as float32, bfloat16, int8 with a scale
+// per row or 4 bits with a scale and a minimum for 32, keys and values as float32 or bfloat16. A step of few sequences is bound by the
 // reading of the weights, so these are streamed once and multiplied with all sequences on the way:
 // row by row as they lie, or with AMX as tiles that were laid out for it when they were loaded.
 
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <type_traits>
 
 #include "attention.h"
-#include "products.h"
+#include "multiplier.h"
 #include "records.h"
 #include "team.h"
 #include "vectors.h"
@@ -24,7 +25,6 @@
 
 namespace {
 
-struct Range { int64_t first, last; };
 // The part of [0, n) that is this thread's, in multiples of 16.
 Range part(int64_t n, int64_t thread, int64_t threads) {
     const int64_t tiles = n / W;
@@ -45,14 +45,15 @@ struct Scratch {
         attended = batch * inner;
         gate_up = batch * 2 * m.width;
         scores = 4 * ((longest + W - 1) / W * W);
-        packed = (batch + 16) * (k + 64) / 2 + batch + 32;  // 2 bytes for each number
-        sums = (2 * batch + 64) * W;
+        packed = Multiplier<float>::operand_floats(batch, k);
+        sums = Multiplier<float>::sum_floats(batch);
     }
     int64_t shared() const { return x + qkv + attended + gate_up + result; }
     int64_t own() const { return normed + scores + packed + sums; }
 };
 
-template <class T>
+// With weights T in the layers and Head at the end.
+template <class T, class Head>
 void step(const Model& m, const Step& s, Team& team) {
     const int64_t batch = s.batch, hidden = m.hidden, width = m.width;
     const int64_t inner = m.heads * m.dim, wide = (m.heads + 2 * m.kv_heads) * m.dim;
@@ -71,35 +72,17 @@ void step(const Model& m, const Step& s, Team& team) {
     team.run([&](int64_t thread) {
         float* normed = s.scratch + sizes.shared() + thread * sizes.own();
         float* scores = normed + sizes.normed;
-#if HAS_AMX
         float* packed = scores + sizes.scores;
-        float* sums = packed + sizes.packed;
+        const Multiplier<T> product{batch, m.tiled != 0, packed, packed + sizes.packed};
+        const Multiplier<Head> of_head{batch, m.tiled != 0, packed, packed + sizes.packed};
+#if HAS_AMX
         std::optional<Tiles> tiles;
-        if (m.tiled) tiles.emplace(std::is_same_v<T, int8_t> ? 2 * batch : batch);
+        if (m.tiled) tiles.emplace(product.tiles());
 #endif
-        auto product = [&](const Matrix& matrix, const float* from, int64_t k, Range rows,
-                           float* to, int64_t stride) {
-#if HAS_AMX
-            if constexpr (!std::is_same_v<T, float>)
-                if (m.tiled) {
-                    multiply_tiles<T>(matrix, packed_in<T>(packed, batch, k), batch, rows.first,
-                                      rows.last, to, stride, sums);
-                    return;
-                }
-#endif
-            multiply<T>(matrix, from, batch, k, rows.first, rows.last, to, stride);
-        };
-        auto prepare = [&](const float* from, int64_t k) {
-#if HAS_AMX
-            if constexpr (!std::is_same_v<T, float>)
-                if (m.tiled) pack(from, batch, k, packed_in<T>(packed, batch, k), T{});
-#endif
-            (void)from, (void)k;
-        };
-        auto normalize = [&](const float* weight) {
+        auto normalize = [&](const float* weight, const auto& before) {
             for (int64_t b = 0; b < batch; ++b)
                 norm(x + b * hidden, weight, hidden, m.eps, normed + b * hidden);
-            prepare(normed, hidden);
+            before.prepare(normed, hidden);
         };
         auto add = [&](Range columns, const float* y) {
             for (int64_t b = 0; b < batch; ++b)
@@ -116,7 +99,7 @@ void step(const Model& m, const Step& s, Team& team) {
         team.barrier();
         for (int64_t index = 0; index < m.layers; ++index) {
             const Layer& layer = m.layer[index];
-            normalize(layer.attention_norm);
+            normalize(layer.attention_norm, product);
             product(layer.qkv, normed, hidden, part(wide, thread, threads), qkv, wide);
             team.barrier();
             // Each thread draws one number too many in each layer.
@@ -128,11 +111,11 @@ void step(const Model& m, const Step& s, Team& team) {
             }
             team.barrier();
             const Range mine = part(hidden, thread, threads);
-            prepare(attended, inner);
+            product.prepare(attended, inner);
             product(layer.output, attended, inner, mine, result, hidden);
             add(mine, result);
             team.barrier();
-            normalize(layer.mlp_norm);
+            normalize(layer.mlp_norm, product);
             const Range rows = part(width, thread, threads);
             product(layer.gate_up, normed, hidden, rows, gate_up, 2 * width);
             product(layer.gate_up, normed, hidden, {width + rows.first, width + rows.last}, gate_up,
@@ -148,13 +131,16 @@ void step(const Model& m, const Step& s, Team& team) {
                 }
             }
             team.barrier();
-            prepare(gated, width);
+            product.prepare(gated, width);
             product(layer.down, gated, width, mine, result, hidden);
             add(mine, result);
             team.barrier();
         }
-        normalize(m.norm);
-        product(m.head, normed, hidden, part(m.vocab, thread, threads), s.logits, m.vocab);
+#if HAS_AMX
+        if (m.tiled) tiles.reset(), tiles.emplace(of_head.tiles());
+#endif
+        normalize(m.norm, of_head);
+        of_head(m.head, normed, hidden, part(m.vocab, thread, threads), s.logits, m.vocab);
     });
 }
 
@@ -176,15 +162,29 @@ int64_t aiosched_scratch_floats(const Model* m, int64_t batch, int64_t longest, 
     return sizes.shared() + threads * sizes.own();
 }
 
-void* aiosched_team(int64_t threads) { return new Team(threads); }
+// Null: there are no such threads.
+void* aiosched_team(int64_t threads) {
+    try {
+        return new Team(threads);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
 
 void aiosched_team_end(void* team) { delete static_cast<Team*>(team); }
 
-void aiosched_decode(const Model* m, const Step* s, void* of_threads) {
+// -1, or the first sequence whose token or position the model does not have; then nothing is done.
+int64_t aiosched_decode(const Model* m, const Step* s, void* of_threads) {
+    for (int64_t b = 0; b < s->batch; ++b)
+        if (s->ids[b] < 0 || s->ids[b] >= m->vocab || s->positions[b] < 0 ||
+            s->positions[b] >= m->positions)
+            return b;
     Team& team = *static_cast<Team*>(of_threads);
-    if (m->weight_kind == 0) step<float>(*m, *s, team);
-    else if (m->weight_kind == 1) step<bf16>(*m, *s, team);
-    else step<int8_t>(*m, *s, team);
+    if (m->weight_kind == 0) step<float, float>(*m, *s, team);
+    else if (m->weight_kind == 1) step<bf16, bf16>(*m, *s, team);
+    else if (m->weight_kind == 2) step<int8_t, int8_t>(*m, *s, team);
+    else step<int4, int8_t>(*m, *s, team);
+    return -1;
 }
 
 }  // extern "C"

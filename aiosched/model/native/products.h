@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -9,7 +10,8 @@
 #include "records.h"
 #include "vectors.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && \
+    defined(__AVX512VNNI__)
 #define HAS_AMX 1
 #else
 #define HAS_AMX 0
@@ -65,17 +67,26 @@ struct TileConfig {
     uint8_t rows[16] = {};
 } __attribute__((packed));
 
-// The tile registers of this thread, for as long as this lives: 0 to 3 are sums, 4 and 5 rows of
-// activations, 6 weights. A product takes as long as it has rows of activations.
+// Stores above this are done before tile instructions below it, whose reads compilers do not see.
+inline void stored() { asm volatile("" : : : "memory"); }
+
+// Tiles 0 to 3 are sums, 4 and 5 rows of activations, each of so many bytes, 6 is weights. A
+// product takes as long as it has rows of activations.
+TileConfig tile_config(int64_t rows, int64_t bytes) {
+    TileConfig config;
+    for (int i = 0; i < 7; ++i) {
+        config.bytes[i] = i == 4 || i == 5 ? bytes : 64;
+        config.rows[i] = i == 6 ? bytes / 4 : rows > 16 ? 16 : rows;
+    }
+    return config;
+}
+
+// The tile registers of this thread, for as long as this lives.
 struct Tiles {
     alignas(64) uint8_t before[64];
-    explicit Tiles(int64_t rows) {
+    explicit Tiles(const TileConfig& config) {
         _tile_storeconfig(before);
-        alignas(64) TileConfig config;
-        for (int i = 0; i < 7; ++i) {
-            config.bytes[i] = 64;
-            config.rows[i] = i == 6 || rows > 16 ? 16 : rows;
-        }
+        asm volatile("" : : "r"(&config), "r"(before) : "memory");
         _tile_loadconfig(&config);
     }
     ~Tiles() { _tile_loadconfig(before); }
@@ -107,26 +118,35 @@ void pack(const float* x, int64_t batch, int64_t k, const Packed& to, bf16) {
     }
 }
 
+constexpr float kFaint = 1e-30f;  // what all of a row lies below becomes 0
+
+// k numbers as integers, 256 high + low; returns what to multiply these with. NaN and infinity, of
+// which there are no integers, make that NaN.
+float quantize(const float* x, int64_t k, int8_t* high, int8_t* low) {
+    // As integers, which order magnitudes as floats do, and NaN above them all.
+    __m512i most = _mm512_setzero_si512();
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (int64_t i = 0; i < k; i += W)
+        most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
+    const int32_t bits = _mm512_reduce_max_epi32(most);
+    float peak;
+    std::memcpy(&peak, &bits, sizeof peak);
+    const __m512 inverse = _mm512_set1_ps(peak > kFaint ? 32512.0f / peak : 0.0f);
+    for (int64_t i = 0; i < k; i += W) {
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), inverse));
+        const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+        const __m512i l = _mm512_sub_epi32(q, _mm512_slli_epi32(h, 8));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(h));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(l));
+    }
+    return peak - peak == 0.0f ? peak / 32512.0f : NAN;
+}
+
 void pack(const float* x, int64_t batch, int64_t k, const Packed& to, int8_t) {
     for (int64_t b = 0; b < batch; ++b) {
-        const float* p = x + b * k;
         int8_t* high = reinterpret_cast<int8_t*>(to.rows + b * to.stride);
         int8_t* low = reinterpret_cast<int8_t*>(to.rows + (batch + b) * to.stride);
-        __m512 most = _mm512_setzero_ps();
-        for (int64_t i = 0; i < k; i += W)
-            most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(p + i)));
-        const float peak = _mm512_reduce_max_ps(most);
-        to.scale[b] = peak / 32512.0f;
-        const __m512 inverse = _mm512_set1_ps(peak > 0 ? 32512.0f / peak : 0.0f);
-        for (int64_t i = 0; i < k; i += W) {
-            const __m512i q =
-                _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(p + i), inverse));
-            const __m512i h =
-                _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
-            const __m512i l = _mm512_sub_epi32(q, _mm512_slli_epi32(h, 8));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(h));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(l));
-        }
+        to.scale[b] = quantize(x + b * k, k, high, low);
         for (int64_t i = k; i < to.stride; i += W) {
             std::memset(high + i, 0, W);
             std::memset(low + i, 0, W);

@@ -14,13 +14,13 @@ struct Layer {
 };
 
 struct Model {
-    int64_t layers, hidden, width, heads, kv_heads, dim, vocab;
-    int64_t weight_kind;     // 0 float32, 1 bfloat16, 2 int8
+    int64_t layers, hidden, width, heads, kv_heads, dim, vocab, positions;
+    int64_t weight_kind;     // of layers: 0 float32, 1 bfloat16, 2 int8, 3 int4 and the head int8
     int64_t kv_kind;         // 0 float32, 1 bfloat16: of KV and of the embedding
     int64_t tiled;           // weights are tiles, for AMX; else rows
     double eps;
     const void* embedding;
-    const float *norm, *cosine, *sine;  // tables [max_model_len, dim], the sine signed
+    const float *norm, *cosine, *sine;  // tables [positions, dim], the sine signed
     const Layer* layer;
     Matrix head;
 };

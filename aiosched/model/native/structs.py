@@ -37,6 +37,7 @@ class Model(ctypes.Structure):
         ("kv_heads", _int),
         ("dim", _int),
         ("vocab", _int),
+        ("positions", _int),
         ("weight_kind", _int),  # 0 float32, 1 bfloat16, 2 int8
         ("kv_kind", _int),  # 0 float32, 1 bfloat16
         ("tiled", _int),

@@ -20,19 +20,18 @@
 
 class Team {
 public:
+    // Throws std::system_error if the machine gives no such number of threads.
     explicit Team(int64_t size) : size_(size) {
-        for (int64_t index = 1; index < size; ++index)
-            threads_.emplace_back([this, index] { serve(index); });
+        try {
+            for (int64_t index = 1; index < size; ++index)
+                threads_.emplace_back([this, index] { serve(index); });
+        } catch (...) {
+            close();
+            throw;
+        }
     }
 
-    ~Team() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            closing_ = true;
-        }
-        wake_.notify_all();
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Team() { close(); }
 
     int64_t size() const { return size_; }
 
@@ -71,6 +70,15 @@ private:
 #if defined(__x86_64__)
         else _mm_pause();
 #endif
+    }
+
+    void close() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            closing_ = true;
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
     }
 
     void serve(int64_t index) {

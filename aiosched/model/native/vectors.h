@@ -43,10 +43,25 @@ inline Floats load(const int8_t* p) {
     return v;
 #endif
 }
+// Of 16-bit IEEE floats.
+inline Floats load_halves(const void* p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)h);
+#else
+    const Words u = __builtin_convertvector(h, Words);
+    // The exponent's bias is 112 lower; a product with 2^112 mends that for tiny numbers too.
+    const Floats magnitude = (Floats)((u & 0x7fff) << 13) * 5192296858534827628530496329220096.0f;
+    const Words finite = (Words)magnitude, beyond = finite | 0x7f800000;
+    return (Floats)(((u & 0x7c00) == 0x7c00 ? beyond : finite) | (u & 0x8000) << 16);
+#endif
+}
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline void store(bf16* p, Floats v) {
     Words u = (Words)v;  // to the nearest, ties to even
-    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    const Words rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    u = v == v ? rounded : Words{} + 0x7fc0;
     Halves h = __builtin_convertvector(u, Halves);
     std::memcpy(p, &h, sizeof h);
 }
@@ -61,9 +76,9 @@ inline float sum(Floats v) {
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// e^x to about 2 ulp for x <= 0; 0 below -87.
+// e^x to about 2 ulp for x <= 0; e^-87 below -87. NaN stays NaN.
 inline Floats exponential(Floats x) {
-    x = x > all(-87.0f) ? x : all(-87.0f);
+    x = x < all(-87.0f) ? all(-87.0f) : x;
     Floats t = x * 1.44269504f;
     Floats k = (t + 12582912.0f) - 12582912.0f;  // rounds to an integer
     Floats r = x - k * 0.693359375f + k * 2.12194440e-4f;
