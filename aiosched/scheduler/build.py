@@ -60,7 +60,8 @@ def build_batch(
 
     most_pages = state.memory.pages_for(int(seq_lens.max()))
     page_tables = table.page_table[rows, :most_pages]
-    page = page_tables[sequence, positions // page_size].astype(np.int64)
+    nth_page = positions // page_size
+    page = page_tables[sequence, nth_page].astype(np.int64)
     inputs = StepInputs(
         step=state.step,
         page_size=page_size,
@@ -72,7 +73,7 @@ def build_batch(
         page_tables=page_tables,
         input_ids=input_ids,
         positions=positions,
-        slots=page * page_size + positions % page_size,
+        slots=(page - nth_page) * page_size + positions,
         logits_index=logits_index,
         sample_sequence=samples,
         sampling=sampling_inputs(table, sampled, eos_token_ids),
@@ -103,7 +104,7 @@ def _move_on(
     """Requests whose last step this is leave the batch; those whose prompt is done decode next."""
     table = state.table
     over = table.kv_len[decodes.rows] >= table.kv_limit[decodes.rows]
-    if over.any():
+    if np.count_nonzero(over):
         for index in np.flatnonzero(over).tolist():
             state.retire(decodes.requests[index])
     for chunk in chunks:

@@ -21,9 +21,10 @@ class DecodePlanner:
         cohort = state.running.turn(most)
         rows = cohort.rows
         short = self._short(rows)
-        if not short.any():
+        count = int(np.count_nonzero(short))
+        if not count:
             return cohort
-        if state.memory.make_room(int(short.sum())):
+        if state.memory.make_room(count):
             state.memory.grow(rows[short])
             return cohort
         state.memory.grow(self._relieve(rows[short]))

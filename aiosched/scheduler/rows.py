@@ -48,10 +48,10 @@ class RowTable:
         self.out_len = np.zeros(size, dtype=np.int64)  # committed output tokens
         self.look_at = np.zeros(size, dtype=np.int64)  # out_len at which commit looks at the row
         self.stops_at_eos = np.zeros(size, dtype=np.bool_)  # the model's end tokens end it
-        self.stop_ids = np.full(
-            (size, STOP_IDS), NO_TOKEN, dtype=np.int64
-        )  # further tokens that do
-        self.with_stop_ids = 0  # rows that have any
+        # Further tokens that do, the k-th of each row in a column of its own, and how many rows
+        # have that many: most have one or none, so most columns need not be looked at.
+        self.stop_ids = np.full((STOP_IDS, size), NO_TOKEN, dtype=np.int64)
+        self.with_stop_ids = [0] * STOP_IDS
         self.watched = np.zeros(size, dtype=np.bool_)  # commit needs Python for each token
         self.plain = np.zeros(size, dtype=np.bool_)  # greedy, and nothing touches its logits
         self.temperature = np.zeros(size, dtype=np.float32)
@@ -92,9 +92,10 @@ class RowTable:
         self.look_at[row] = request.next_look()
         self.stops_at_eos[row] = not params.ignore_eos
         few = len(params.stop_token_ids) <= STOP_IDS
-        if params.stop_token_ids and few:
-            self.stop_ids[row, : len(params.stop_token_ids)] = tuple(params.stop_token_ids)
-            self.with_stop_ids += 1
+        if few:
+            for k, token in enumerate(params.stop_token_ids):
+                self.stop_ids[k, row] = token
+                self.with_stop_ids[k] += 1
         self.watched[row] = bool(
             not few
             or request.text_pipe is not None
@@ -125,9 +126,11 @@ class RowTable:
         self.owner[row] = None
         self.generation[row] += 1
         self.releases += 1
-        if self.stop_ids[row, 0] != NO_TOKEN:
-            self.stop_ids[row] = NO_TOKEN
-            self.with_stop_ids -= 1
+        for k in range(STOP_IDS):
+            if self.stop_ids[k, row] == NO_TOKEN:
+                break
+            self.stop_ids[k, row] = NO_TOKEN
+            self.with_stop_ids[k] -= 1
         self.kv_len[row] = self.kv_done[row] = 0
         self.page_table[row, : self.num_pages[row]] = 0  # what lies behind a table is padding
         self.num_pages[row] = self.num_shared[row] = 0
