@@ -30,6 +30,14 @@ class TrackedReset:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenMasks:
+    """The ids that each of ``g`` rows may choose among: what its grammar can go on with."""
+
+    index: IntArray  # [g] into the step's m rows
+    bits: Int32Array  # [g, ceil(vocab / 32)]; bit i of word w is id 32 * w + i
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SamplingInputs:
     """Sampling of ``m`` rows in one step. ``index`` below always counts within these ``m``.
 
@@ -54,6 +62,7 @@ class SamplingInputs:
     bad_words: tuple[
         tuple[int, tuple[tuple[int, ...], ...]], ...
     ] = ()  # (index, words of >= 2 ids)
+    masks: TokenMasks | None = None
     logprob_index: IntArray | None = None  # [j] rows that want log-probabilities
     num_top: int = 0  # most alternatives that any of them wants
 

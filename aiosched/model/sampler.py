@@ -33,6 +33,14 @@ class AllowedInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MaskInputs:
+    """Rows that may choose among the ids of a mask only, ``g`` of them."""
+
+    index: torch.Tensor  # int64 [g] into the step's m rows
+    bits: torch.Tensor  # int32 [g, ceil(vocab / 32)], as in ``inputs.TokenMasks``
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceSampling:
     """``inputs.SamplingInputs`` on the device, sorted by what has to be done.
 
@@ -45,6 +53,7 @@ class DeviceSampling:
     bias: BiasInputs | None = None
     allowed: AllowedInputs | None = None
     bad_words: BadWordInputs | None = None
+    masks: MaskInputs | None = None
     draw: DrawInputs | None = None
     logprob_index: torch.Tensor | None = None  # int64 [j] into the step's m rows
     num_top: int = 0
@@ -52,7 +61,7 @@ class DeviceSampling:
     @property
     def edits(self) -> bool:
         """Whether something changes logits before the choice."""
-        parts = (self.penalties, self.bias, self.allowed, self.bad_words)
+        parts = (self.penalties, self.bias, self.allowed, self.bad_words, self.masks)
         return any(part is not None for part in parts)
 
 
@@ -68,7 +77,7 @@ class Sampler:
     """Samples the rows of a step, and remembers the tokens of those that look back at them.
 
     In this order: log-probabilities are taken from the untouched logits; then repetition,
-    frequency and presence penalties, bias and bans, allowed ids, bad words; then the choice,
+    frequency and presence penalties, bias and bans, allowed ids, masks, bad words; then the choice,
     greedy (the lowest id of equals) or drawn (see ``drawing``). Steps for which no row asks are
     skipped, and nothing waits for the device.
 
@@ -84,6 +93,9 @@ class Sampler:
 
     def __init__(self, vocab_size: int, max_rows: int, device: str) -> None:
         self._tracker = TokenTracker(vocab_size, max_rows, device)
+        # One look-up for eight ids: shifting the bits out of their words takes three times as long.
+        octets = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
+        self._unset_in_octet = (octets & 1) == 0
 
     def sample(
         self, logits: torch.Tensor, rows: torch.Tensor, inputs: DeviceSampling
@@ -138,12 +150,21 @@ class Sampler:
             others = torch.ones_like(part, dtype=torch.bool)
             others[allowed.entry, allowed.ids] = False
             edited.index_copy_(0, allowed.index, part.masked_fill_(others, -inf))
+        if (masks := inputs.masks) is not None:
+            part = edited.index_select(0, masks.index)
+            others = self._unset(masks.bits)[:, : part.shape[1]]
+            edited.index_copy_(0, masks.index, part.masked_fill_(others, -inf))
         if (words := inputs.bad_words) is not None:
             slots = self._tracker.slots(rows.index_select(0, words.index))
             completes = self._tracker.completes(slots, words.prefix)
             ban = torch.zeros_like(completes, dtype=torch.float32).masked_fill_(completes, -inf)
             edited.index_put_((words.index, words.last), ban, accumulate=True)
         return edited
+
+    def _unset(self, bits: torch.Tensor) -> torch.Tensor:
+        """Bool ``[g, 32 * words]``: where a bit of int32 ``[g, words]`` is 0."""
+        octets = bits.view(torch.uint8).flatten().int()
+        return self._unset_in_octet.index_select(0, octets).view(len(bits), -1)
 
     def _logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, inputs: DeviceSampling

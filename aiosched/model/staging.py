@@ -17,7 +17,7 @@ from aiosched.model.inputs import (
     StepInputs,
     TrackedReset,
 )
-from aiosched.model.sampler import AllowedInputs, BiasInputs, DeviceSampling
+from aiosched.model.sampler import AllowedInputs, BiasInputs, DeviceSampling, MaskInputs
 from aiosched.model.tracking import TAIL, BadWordInputs, DeviceReset, PenaltyInputs
 from aiosched.model.transfers import Upload
 from aiosched.params import MAX_BAD_WORD_TOKENS
@@ -68,7 +68,8 @@ def stage_sampling(sampling: SamplingInputs, vocab_size: int, upload: Upload) ->
 
     Raises:
         ValueError: random rows come without ``uniform``, a bad word has fewer than 2 or more than
-            ``MAX_BAD_WORD_TOKENS`` tokens, or penalties name no ``tracked`` rows.
+            ``MAX_BAD_WORD_TOKENS`` tokens, penalties name no ``tracked`` rows, or masks are not of
+            this vocabulary.
     """
     return DeviceSampling(
         resets=tuple(_reset(reset, upload) for reset in sampling.resets),
@@ -77,6 +78,7 @@ def stage_sampling(sampling: SamplingInputs, vocab_size: int, upload: Upload) ->
         bias=_bias(sampling, upload),
         allowed=_allowed(sampling.allowed, upload),
         bad_words=_bad_words(sampling, upload),
+        masks=_masks(sampling, vocab_size, upload),
         draw=_draw(sampling, vocab_size, upload),
         logprob_index=None if sampling.logprob_index is None else upload(sampling.logprob_index),
         num_top=sampling.num_top,
@@ -136,6 +138,16 @@ def _bad_words(sampling: SamplingInputs, upload: Upload) -> BadWordInputs | None
         prefix=upload(prefix),
         last=upload(np.array([word[-1] for _, word in words], np.int64)),
     )
+
+
+def _masks(sampling: SamplingInputs, vocab_size: int, upload: Upload) -> MaskInputs | None:
+    masks = sampling.masks
+    if masks is None or not len(masks.index):
+        return None
+    shape = (len(masks.index), -(-vocab_size // 32))
+    if masks.bits.shape != shape:
+        raise ValueError(f"token masks of shape {masks.bits.shape}: {shape} expected")
+    return MaskInputs(upload(masks.index), upload(masks.bits))
 
 
 def _draw(sampling: SamplingInputs, vocab_size: int, upload: Upload) -> DrawInputs | None:
