@@ -33,7 +33,7 @@ from aiosched.bench.peers.engines import (
 )
 from aiosched.bench.peers.process import EngineProcess, EngineProcessFailed
 from aiosched.bench.report import Report, this_machine
-from aiosched.config import DTYPES, EngineConfig
+from aiosched.config import DTYPES, QUANTIZATIONS, EngineConfig
 from aiosched.errors import AioschedError
 
 TINY_MODEL = (
@@ -68,7 +68,7 @@ class Round(msgspec.Struct, frozen=True):
 @click.option("--threads", type=click.IntRange(1),
               help="Compute threads of every engine; aiosched chooses itself, others take a "
                    "thread for each core if not given.")  # fmt: skip
-@click.option("--quantization", multiple=True, metavar="KIND",
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS[1:]), multiple=True,
               help="Also aiosched with weights in this kind; repeatable.")  # fmt: skip
 @click.option("--compile", "compiled", is_flag=True, help="Also aiosched with a compiled step.")
 @click.option("--engine", "own", type=click.Choice(OWN), multiple=True, default=OWN,

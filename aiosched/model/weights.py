@@ -34,7 +34,7 @@ class Weights:
             return self.rows.to(dtype)
         if self.minimum is None:
             return (self.rows.float() * self.scale[:, None]).to(dtype)
-        groups = self.rows.float().unflatten(1, (-1, GROUP))
+        groups = _in_groups(self.rows)
         groups.mul_(self.scale.float()[..., None]).add_(self.minimum.float()[..., None])
         return groups.flatten(1).to(dtype)
 
@@ -51,10 +51,14 @@ def in_int4(rows: torch.Tensor, bias: torch.Tensor | None) -> Weights:
 
     ``inputs`` must be a multiple of ``GROUP``.
     """
-    groups = rows.float().unflatten(1, (-1, GROUP))
+    groups = _in_groups(rows)
     low, high = groups.aminmax(dim=2)
     minimum = low.half()
     scale = ((high - low) / 15.0).half()
     steps = scale.float().clamp_(min=2.0**-24)
     numbers = (groups - minimum.float()[..., None]).div_(steps[..., None]).round_().clamp_(0, 15)
     return Weights(numbers.nan_to_num_().to(torch.uint8).flatten(1), scale, minimum, bias)
+
+
+def _in_groups(rows: torch.Tensor) -> torch.Tensor:
+    return rows.float().view(len(rows), -1, GROUP)

@@ -158,6 +158,14 @@ def test_aiosched_takes_part_with_both_loops_and_with_each_setting_asked_for():
     assert "quantization" not in field[0].settings["engine"]
 
 
+def test_int4_takes_part_compiled_and_is_refused_uncompiled():
+    field = [c for c in aiosched_engines(WORK, ["int4"], True) if c.dtype == "int4"]
+    assert [c.engine for c in field] == ["aiosched overlap, compiled"]
+    assert field[0].settings["engine"]["compile"]
+    with pytest.raises(ValueError, match="int4 needs --compile"):
+        list(aiosched_engines(WORK, ["int4"], False))
+
+
 def test_llama_cpp_is_refused_without_a_gguf_file():
     with pytest.raises(ValueError, match="GGUF"):
         list(llama_cpp_engines("python", WORK, Checkpoint(folder="f", vocab_size=9)))

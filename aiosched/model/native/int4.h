@@ -80,14 +80,10 @@ struct Grouped {
     float* sums;         // [sequences, k / 32]
 };
 
-// Tiles read whole blocks of 16 sequences, if there is more than one.
-inline int64_t in_blocks(int64_t batch) { return batch <= 16 ? batch : (batch + 15) / 16 * 16; }
-
 Grouped grouped_in(float* memory, int64_t batch, int64_t k) {
-    const int64_t rows = in_blocks(batch);
-    int8_t* high = reinterpret_cast<int8_t*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~63);
-    float* scale = reinterpret_cast<float*>(high + 2 * rows * k);
-    return {high, high + rows * k, scale, scale + rows};
+    int8_t* high = reinterpret_cast<int8_t*>(memory);
+    float* scale = reinterpret_cast<float*>(high + 2 * batch * k);
+    return {high, high + batch * k, scale, scale + batch};
 }
 
 void pack_groups(const float* x, int64_t batch, int64_t k, const Grouped& to) {
@@ -116,7 +112,7 @@ inline __m512i broadcast(const int8_t* p) {
     return _mm512_set1_epi32(four);
 }
 
-// R sequences, in vectors.
+// R sequences, in vectors: exact but for the rounding of activations to sixteen bits.
 template <int R>
 void multiply_few(const Matrix& m, const Grouped& x, int64_t k, int64_t first, int64_t last,
                   float* y, int64_t stride) {
@@ -152,77 +148,70 @@ void multiply_few(const Matrix& m, const Grouped& x, int64_t k, int64_t first, i
     }
 }
 
-// The weights of 16 outputs with a number in each byte, as tiles want them, and in float32 the
-// scale and minimum of each group.
-void unpack_outputs(const uint8_t* w, int64_t groups, uint8_t* numbers, float* factors) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    for (int64_t g = 0; g < groups; ++g, w += kGroupBytes, numbers += 512, factors += 2 * W) {
-        for (int i = 0; i < 4; ++i) {
-            const __m512i pairs = _mm512_loadu_si512(w + 64 * i);
-            _mm512_storeu_si512(numbers + 128 * i, _mm512_and_si512(pairs, mask));
-            _mm512_storeu_si512(numbers + 128 * i + 64,
-                                _mm512_and_si512(_mm512_srli_epi16(pairs, 4), mask));
-        }
-        store(factors, load_halves(w + 256));
-        store(factors + W, load_halves(w + 288));
+// A group of 16 outputs as a tile of bfloat16, [16, 16, 2]: rows are pairs of inputs.
+//
+// A number that is put into the mantissa of 1.0, at any bit p that suits, makes 1 + number 2^(p -
+// 23), and one fused product of that is the weight. From the lowest p used, 8, what this loses is
+// 2^-9 of a step. The upper half of a float32 is a bfloat16 rounded towards zero, by half of its
+// last bit on average: between 2^-9 and 2^-8 of the weight, which kUp makes up for.
+inline __attribute__((always_inline)) void unpack_group(const uint8_t* w, bf16* tile) {
+    constexpr float kUp = 1.0f + 0.0028f;
+    const Floats scale = load_halves(w + 256) * kUp, minimum = load_halves(w + 288) * kUp;
+    const Floats at8 = scale * 32768.0f, at12 = scale * 2048.0f, at16 = scale * 128.0f;
+    const Floats from8 = minimum - at8, from12 = minimum - at12, from16 = minimum - at16;
+    const __m512i one = _mm512_set1_epi32(0x3f800000);
+    // Of each four bytes the upper two, moved to the lower two.
+    const __m512i shuffle = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    constexpr __mmask64 kLower = 0x3333333333333333;
+    const __m512i bits8 = _mm512_set1_epi32(15 << 8), bits12 = _mm512_set1_epi32(15 << 12);
+    const __m512i bits16 = _mm512_set1_epi32(15 << 16);
+    auto weight = [&](__m512i word, __m512i bits, Floats factor, Floats from) {
+        const Floats v = (Floats)_mm512_ternarylogic_epi32(word, bits, one, 0xea);  // and, or
+        return (__m512i)(v * factor + from);
+    };
+    auto put = [&](int row, __m512i even, __m512i odd) {
+        _mm512_storeu_si512(tile + row * 32, _mm512_mask_shuffle_epi8(odd, kLower, even, shuffle));
+    };
+    for (int i = 0; i < 4; ++i) {
+        const __m512i word = _mm512_loadu_si512(w + 64 * i);
+        const __m512i left = _mm512_slli_epi32(word, 8), right = _mm512_srli_epi32(word, 12);
+        put(4 * i, weight(left, bits8, at8, from8), weight(word, bits8, at8, from8));
+        put(4 * i + 1, weight(word, bits16, at16, from16), weight(right, bits12, at12, from12));
+        put(4 * i + 2, weight(left, bits12, at12, from12), weight(word, bits12, at12, from12));
+        put(4 * i + 3, weight(right, bits8, at8, from8), weight(right, bits16, at16, from16));
     }
 }
 
-// Sequences from b on, R at most, ``some`` of them stored. ``next`` is what will be unpacked next.
-template <int R>
-void multiply_block(const Grouped& x, int64_t b, int64_t some, int64_t k, const uint8_t* numbers,
-                    const float* factors, const uint8_t* next, int32_t* products, Floats bias,
-                    float* y, int64_t stride) {
-    const int64_t groups = k / kGroup;
-    const int8_t *high = x.high + b * k, *low = x.low + b * k;
-    const float* sums = x.sums + b * groups;
-    Floats total[R] = {};
-    for (int64_t g = 0; g < groups; ++g, next += kGroupBytes) {
-        for (int i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(next + i);
-        int32_t* of_group = products + g % 4 * 512;  // so that groups can overlap
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_loadd(6, numbers + g * 512, 64);
-        _tile_loadd(4, high + g * kGroup, k);
-        _tile_dpbsud(0, 4, 6);
-        _tile_loadd(5, low + g * kGroup, k);
-        _tile_dpbsud(1, 5, 6);
-        _tile_stored(0, of_group, 64);
-        _tile_stored(1, of_group + 256, 64);
-        const Floats scale = load(factors + g * 2 * W), minimum = load(factors + g * 2 * W + W);
-        for (int r = 0; r < R; ++r) {
-            Ints h, l;
-            std::memcpy(&h, of_group + r * W, sizeof h);
-            std::memcpy(&l, of_group + 256 + r * W, sizeof l);
-            total[r] += scale * __builtin_convertvector((h << 8) + l, Floats);
-            total[r] += minimum * sums[r * groups + g];
-        }
-    }
-    for (int r = 0; r < some; ++r) store(y + r * stride, total[r] * x.scale[b + r] + bias);
-}
+constexpr int64_t kAhead = 3;   // groups that are unpacked before they are multiplied
+constexpr int64_t kKept = 8;    // unpacked ones that there is memory for
+constexpr int64_t kTile = 512;  // numbers in one
 
-// Many sequences, sixteen at a time, in tiles. ``panel`` is memory for unpack_outputs,
-// ``products`` for eight tiles.
-void multiply_many(const Matrix& m, const Grouped& x, int64_t batch, int64_t k, int64_t first,
-                   int64_t last, float* y, int64_t stride, float* panel, int32_t* products) {
-    const int64_t groups = k / kGroup;
-    uint8_t* numbers = reinterpret_cast<uint8_t*>(panel);
-    float* factors = panel + k * W / sizeof(float);
-    for (int64_t n = first; n < last; n += W) {
-        unpack_outputs(outputs_of(m, n, groups), groups, numbers, factors);
+// Adds up the products with SOME tiles of activations. Unpacking goes ahead of them: the two use
+// different parts of the core, and a tile whose stores are still on the way would have to wait.
+template <int SOME>
+void sum_groups_in_tiles(const uint8_t* w, const char* rows, int64_t stride, int64_t groups,
+                         bf16* tiles) {
+    zero_sums<SOME>();
+    for (int64_t g = 0; g < groups + kAhead; ++g) {
+        if (g < groups) unpack_group(w + g * kGroupBytes, tiles + g % kKept * kTile);
         stored();
-        const uint8_t* next = outputs_of(m, n + W, groups);
-        const Floats bias = m.bias ? load(m.bias + n) : Floats{};
-        for (int64_t b = 0; b < batch; b += 16) {
-            const int64_t some = batch - b < 16 ? batch - b : 16;
-            const auto block = some <= 4    ? multiply_block<4>
-                               : some <= 8  ? multiply_block<8>
-                               : some <= 12 ? multiply_block<12>
-                                            : multiply_block<16>;
-            block(x, b, some, k, numbers, factors, next, products, bias, y + b * stride + n,
-                  stride);
-        }
+        const int64_t c = g - kAhead;
+        if (c >= 0)
+            add_tile_products<bf16, SOME>(
+                reinterpret_cast<const char*>(tiles + c % kKept * kTile), rows + c * 64, stride);
     }
+}
+
+// Many sequences, in tiles: x are their activations in bfloat16, ``tiles`` memory for kKept.
+void multiply_many(const Matrix& m, const Packed& x, int64_t batch, int64_t k, int64_t first,
+                   int64_t last, float* y, int64_t stride, float* sums, bf16* tiles) {
+    const int64_t groups = k / kGroup;
+    for_tiles(x, first, last, sums, [&](auto some, int64_t n, const char* rows) {
+        sum_groups_in_tiles<some.value>(outputs_of(m, n, groups), rows, x.stride, groups, tiles);
+    }, [&](int64_t n) {
+        const Floats bias = m.bias ? load(m.bias + n) : Floats{};
+        for (int64_t b = 0; b < batch; ++b) store(y + b * stride + n, load(sums + b * W) + bias);
+    });
 }
 #endif
 

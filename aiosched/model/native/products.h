@@ -70,13 +70,13 @@ struct TileConfig {
 // Stores above this are done before tile instructions below it, whose reads compilers do not see.
 inline void stored() { asm volatile("" : : : "memory"); }
 
-// Tiles 0 to 3 are sums, 4 and 5 rows of activations, each of so many bytes, 6 is weights. A
-// product takes as long as it has rows of activations.
-TileConfig tile_config(int64_t rows, int64_t bytes) {
+// Tiles 0 to 3 are sums, 4 and 5 rows of activations, 6 weights. A product takes as long as it has
+// rows of activations.
+TileConfig tile_config(int64_t rows) {
     TileConfig config;
     for (int i = 0; i < 7; ++i) {
-        config.bytes[i] = i == 4 || i == 5 ? bytes : 64;
-        config.rows[i] = i == 6 ? bytes / 4 : rows > 16 ? 16 : rows;
+        config.bytes[i] = 64;
+        config.rows[i] = i == 6 || rows > 16 ? 16 : rows;
     }
     return config;
 }
@@ -154,33 +154,58 @@ void pack(const float* x, int64_t batch, int64_t k, const Packed& to, int8_t) {
     }
 }
 
-template <class T, int SOME>
-void sum_tiles(const char* weight, const char* rows, int64_t stride, int64_t steps) {
+template <int SOME>
+void zero_sums() {
     _tile_zero(0);
     if constexpr (SOME > 1) _tile_zero(1);
     if constexpr (SOME > 2) _tile_zero(2);
     if constexpr (SOME > 3) _tile_zero(3);
-    for (int64_t c = 0; c < steps; ++c) {
-        const char* a = rows + c * 64;
-        _tile_loadd(6, weight + c * 1024, 64);
-        _tile_loadd(4, a, stride);
-        if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(0, 4, 6);
-        else _tile_dpbf16ps(0, 4, 6);
-        if constexpr (SOME > 1) {
-            _tile_loadd(5, a + 16 * stride, stride);
-            if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(1, 5, 6);
-            else _tile_dpbf16ps(1, 5, 6);
+}
+
+// Adds products of a tile of weights with SOME tiles of activations, 16 rows apart.
+template <class T, int SOME>
+void add_tile_products(const char* weight, const char* a, int64_t stride) {
+    _tile_loadd(6, weight, 64);
+    _tile_loadd(4, a, stride);
+    if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(0, 4, 6);
+    else _tile_dpbf16ps(0, 4, 6);
+    if constexpr (SOME > 1) {
+        _tile_loadd(5, a + 16 * stride, stride);
+        if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(1, 5, 6);
+        else _tile_dpbf16ps(1, 5, 6);
+    }
+    if constexpr (SOME > 2) {
+        _tile_loadd(4, a + 32 * stride, stride);
+        if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(2, 4, 6);
+        else _tile_dpbf16ps(2, 4, 6);
+    }
+    if constexpr (SOME > 3) {
+        _tile_loadd(5, a + 48 * stride, stride);
+        if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(3, 5, 6);
+        else _tile_dpbf16ps(3, 5, 6);
+    }
+}
+
+// For each 16 outputs, from ``first`` to ``last``: lets sum(some, n, rows) add up products with
+// up to four tiles of activations at a time, puts these in ``sums``, then calls use(n).
+template <class Sum, class Use>
+void for_tiles(const Packed& x, int64_t first, int64_t last, float* sums, Sum sum, Use use) {
+    const int64_t blocks = (x.count + 15) / 16;
+    for (int64_t n = first; n < last; n += W) {
+        for (int64_t block = 0; block < blocks; block += 4) {
+            const char* rows = x.rows + block * 16 * x.stride;
+            float* out = sums + block * 256;
+            const int64_t left = blocks - block;
+            if (left == 1) sum(std::integral_constant<int, 1>{}, n, rows);
+            else if (left == 2) sum(std::integral_constant<int, 2>{}, n, rows);
+            else if (left == 3) sum(std::integral_constant<int, 3>{}, n, rows);
+            else sum(std::integral_constant<int, 4>{}, n, rows);
+            _tile_stored(0, out, 64);
+            if (left > 1) _tile_stored(1, out + 256, 64);
+            if (left > 2) _tile_stored(2, out + 512, 64);
+            if (left > 3) _tile_stored(3, out + 768, 64);
         }
-        if constexpr (SOME > 2) {
-            _tile_loadd(4, a + 32 * stride, stride);
-            if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(2, 4, 6);
-            else _tile_dpbf16ps(2, 4, 6);
-        }
-        if constexpr (SOME > 3) {
-            _tile_loadd(5, a + 48 * stride, stride);
-            if constexpr (std::is_same_v<T, int8_t>) _tile_dpbssd(3, 5, 6);
-            else _tile_dpbf16ps(3, 5, 6);
-        }
+        use(n);
     }
 }
 
@@ -189,24 +214,14 @@ void sum_tiles(const char* weight, const char* rows, int64_t stride, int64_t ste
 template <class T>
 void multiply_tiles(const Matrix& m, const Packed& x, int64_t batch, int64_t first, int64_t last,
                     float* y, int64_t stride, float* sums) {
-    const int64_t steps = x.stride / 64, blocks = (x.count + 15) / 16;
-    const char* weight = static_cast<const char*>(m.weight);
-    for (int64_t n = first; n < last; n += W) {
-        const char* column = weight + n / W * steps * 1024;
-        for (int64_t block = 0; block < blocks;) {
-            const char* rows = x.rows + block * 16 * x.stride;
-            float* out = sums + block * 256;
-            const int64_t left = blocks - block;
-            if (left == 1) sum_tiles<T, 1>(column, rows, x.stride, steps);
-            else if (left == 2) sum_tiles<T, 2>(column, rows, x.stride, steps);
-            else if (left == 3) sum_tiles<T, 3>(column, rows, x.stride, steps);
-            else sum_tiles<T, 4>(column, rows, x.stride, steps);
-            _tile_stored(0, out, 64);
-            if (left > 1) _tile_stored(1, out + 256, 64);
-            if (left > 2) _tile_stored(2, out + 512, 64);
-            if (left > 3) _tile_stored(3, out + 768, 64);
-            block += 4;
-        }
+    const int64_t steps = x.stride / 64;
+    auto sum = [&](auto some, int64_t n, const char* rows) {
+        const char* column = static_cast<const char*>(m.weight) + n / W * steps * 1024;
+        zero_sums<some.value>();
+        for (int64_t c = 0; c < steps; ++c)
+            add_tile_products<T, some.value>(column + c * 1024, rows + c * 64, x.stride);
+    };
+    for_tiles(x, first, last, sums, sum, [&](int64_t n) {
         const Floats bias = m.bias ? load(m.bias + n) : Floats{};
         if constexpr (std::is_same_v<T, int8_t>) {
             const Floats scale = load(m.scale + n);
@@ -222,7 +237,7 @@ void multiply_tiles(const Matrix& m, const Packed& x, int64_t batch, int64_t fir
             for (int64_t b = 0; b < batch; ++b)
                 store(y + b * stride + n, load(sums + b * W) + bias);
         }
-    }
+    });
 }
 #endif
 

@@ -19,6 +19,8 @@ typedef uint16_t Halves __attribute__((vector_size(32)));
 
 struct bf16 { uint16_t bits; };
 
+inline int64_t in_whole_vectors(int64_t floats) { return (floats + W - 1) / W * W; }
+
 inline Floats load(const float* p) { Floats v; std::memcpy(&v, p, sizeof v); return v; }
 inline Floats load(const bf16* p) {
     Halves h;
