@@ -110,15 +110,17 @@ class TokenStream:
             output = request.output
             if request.read >= len(output) and request.state is not _FINISHED:
                 reader = self._reader
-                if reader.on_token is not None or reader.on_end is not None:
+                if reader.busy:
                     reader.refuse()
-                reader._asyncio_future_blocking = True
+                reader.busy = reader._asyncio_future_blocking = True
                 try:
                     yield reader
                 except BaseException as error:
                     self._waiting_failed(error)
                     del self  # else the traceback, and with it a dead task, would hold the stream
                     raise
+                finally:
+                    reader.busy = False
             # Looked at again, for a reader that should not be there may have read meanwhile. In any
             # other state, and once it is set aside, there is more to do than this.
             index = request.read
@@ -255,6 +257,7 @@ class TokenStream:
         """
         if isinstance(error, asyncio.CancelledError):
             self._quick = None
+            self._forget_grace()
             self._grace = self._loop.call_later(self._reader_grace, self._answer.abort)
         elif isinstance(error, Exception) and asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop(

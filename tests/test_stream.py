@@ -210,6 +210,32 @@ def test_a_second_reader_is_refused_and_the_first_goes_on(vrun, device):
     vrun(main())
 
 
+@pytest.mark.parametrize("first", ["token", "whole"])
+@pytest.mark.parametrize("second", ["token", "whole"])
+def test_a_read_that_was_cancelled_keeps_others_out_until_it_has_run(vrun, device, first, second):
+    """Or its cancellation could reach the other, or the other's end be that of its grace."""
+
+    def read(stream, what):
+        async def main():
+            return await (anext(stream) if what == "token" else stream)
+
+        return main()
+
+    async def main():
+        async with small_engine(device=device) as engine:
+            stream = engine.generate(PROMPT, greedy(20))
+            task = asyncio.create_task(read(stream, first))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(AioschedError, match="another task"):
+                await read(stream, second)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await tokens_of(stream) == ANSWER
+
+    vrun(main())
+
+
 def test_a_token_that_another_read_took_is_not_given_again(vrun, device):
     """Two may not read at once, but only waiting is refused: the token was there for the second."""
 

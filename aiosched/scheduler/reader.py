@@ -40,6 +40,7 @@ class Reader:
         loop: the engine's event loop; without one nobody can wait.
 
     Attributes:
+        busy: somebody waits, or was woken or cancelled and has not run yet: nobody else may wait.
         whole: who waits next wants the whole answer: single tokens do not wake it.
         on_token, on_end: the callback of the task that waits, if one does.
         context: the context of that task.
@@ -50,6 +51,7 @@ class Reader:
     __slots__ = (
         "_asyncio_future_blocking",
         "_loop",
+        "busy",
         "context",
         "get_loop",
         "on_end",
@@ -61,6 +63,7 @@ class Reader:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
+        self.busy = False
         self.get_loop: Callable[[], asyncio.AbstractEventLoop | None] = repeat(loop).__next__
         self.result: Callable[[], None] = _nothing
         self.whole = False
@@ -69,10 +72,14 @@ class Reader:
         self.context: Context | None = None
 
     def __await__(self) -> Generator[Reader, None, None]:
-        if self.on_token is not None or self.on_end is not None:
+        if self.busy:
             self.refuse()
+        self.busy = True
         self._asyncio_future_blocking = True  # asyncio's sign that this was awaited, not yielded
-        yield self
+        try:
+            yield self
+        finally:
+            self.busy = False
 
     def refuse(self) -> NoReturn:
         raise AioschedError("another task is reading this stream")
