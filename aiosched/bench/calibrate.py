@@ -23,6 +23,7 @@ from aiosched.bench.live_and_simulated import comparison
 from aiosched.bench.measure import watching_others
 from aiosched.bench.report import Report
 from aiosched.commands.options import engine_config, engine_options, overlap_option
+from aiosched.commands.out_file import OutFile
 from aiosched.commands.plug import Plug, pass_plug
 from aiosched.commands.running import run
 from aiosched.simulate.cost import LINEAR, Calibration, StepCost
@@ -33,7 +34,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 
 @click.command("calibrate", short_help="Fit the cost model of `aiosched simulate`.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("calibration.json"),
+    "--out", type=OutFile(), default=Path("calibration.json"),
     show_default=True, help="Where to write it.",
 )  # fmt: skip
 @click.option(

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -85,9 +86,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         click.echo(f"{title} (torch {self.versions.get('torch', 'absent')})")
         if console is None:  # a file or a pipe has no width that a table must fit
             console = Console(width=None if sys.stdout.isatty() else WIDTH)
-        console.print(table_of(self.rows))
+        print_rows(self.rows, console)
         for note in self.notes:
             click.echo(note)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print ``table_of(rows)``, or what stands in it line by line if the console is too narrow.
+
+    Rich would fit the table in by cutting digits off.
+    """
+    table = table_of(rows)
+    unbounded = console.options.update(width=10_000)
+    if Measurement.get(console, unbounded, table).minimum <= console.width:
+        console.print(table)
+        return
+    for row in rows:
+        lines = "\n".join(f"{key}: {_cell(value)}" for key, value in row.items())
+        console.print(Text(f"{lines}\n", overflow="fold"), soft_wrap=True)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -99,7 +115,9 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
         texts = any(isinstance(row.get(column), str) for row in rows)
-        table.add_column(Text(column), justify="left" if texts else "right")
+        table.add_column(
+            Text(column), justify="left" if texts else "right", no_wrap=not texts, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     return table

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from aiosched.commands.options import engine_config, overlap_option
+from aiosched.commands.out_file import OutFile
 from aiosched.config import POLICIES
 from aiosched.simulate.router import ROUTERS
 from aiosched.simulate.workload import KINDS, Workload
@@ -29,8 +31,9 @@ def _bounds(
     if value is None:
         return None
     low, dash, high = value.partition("-")
-    if not low.isdecimal() or (dash and not high.isdecimal()):
-        raise click.BadParameter(f"{value!r} is not LOW-HIGH, as in 32-512")
+    # Thousands of digits are more than Python reads.
+    if not low.isdecimal() or (dash and not high.isdecimal()) or len(value) > 100:
+        raise click.BadParameter(f"{value[:100]!r} is not LOW-HIGH, as in 32-512")
     return int(low), int(high) if dash else int(low)
 
 
@@ -111,7 +114,7 @@ def replica_options(command: Command) -> Command:
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutFile(),
     help="Write the generated trace here, and simulate nothing.",
 )
 @workload_options
@@ -146,13 +149,12 @@ def replica_options(command: Command) -> Command:
     help="Time per output token that it keeps.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw latencies and load, as .svg or .html.",
-)
+@click.option("--plot", type=OutFile(), help="Draw latencies and load, as .svg or .html.")
 @replica_options
+@click.pass_context
 def simulate(
+    ctx: click.Context,
+    /,
     trace: Path | None,
     kind: str | None,
     out: Path | None,
@@ -186,8 +188,10 @@ def simulate(
     if kind is None and (given or out is not None):
         name = next(iter([*given, "out"])).replace("_", "-")
         raise click.UsageError(f"--{name} goes with --generate")
+    _refuse_idle(kind, given)
     if out is not None:
         assert kind is not None
+        _refuse_beside_out(ctx)
         _write(out, Workload(kind=kind, **given))
         return
     if trace is not None:
@@ -208,6 +212,26 @@ def simulate(
         requests, source, _calibration(calibration_file), engine_config(flags),
         replicas, chosen, slo, as_json, plot,
     )  # fmt: skip
+
+
+def _refuse_idle(kind: str | None, given: dict[str, Any]) -> None:
+    """Refuse what the arrivals that are wanted have no use for."""
+    for name, only in (("burst_seconds", "bursty"), ("period", "diurnal"), ("swing", "diurnal")):
+        if name in given and kind != only:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --generate {only}")
+    if "prefix_tokens" in given and not given.get("prefixes"):
+        raise click.UsageError("--prefix-tokens goes with --prefixes, of which there are none")
+
+
+def _refuse_beside_out(ctx: click.Context) -> None:
+    """Refuse what shapes a simulation, for there will be none."""
+    of_traces = {"kind", "out", *Workload.__struct_fields__}
+    for param in ctx.command.params:
+        name = param.name or ""
+        if name not in of_traces and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{param.opts[0]} is for a simulation: --out only writes a trace"
+            )
 
 
 def _write(out: Path, workload: Workload) -> None:

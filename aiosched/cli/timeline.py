@@ -15,6 +15,7 @@ from aiosched.arguments import OF_LOADING
 from aiosched.cli.complete import as_prompt
 from aiosched.cli.demo import QUESTIONS
 from aiosched.commands.options import engine_config, engine_options
+from aiosched.commands.out_file import OutFile
 from aiosched.commands.plug import Plug, pass_plug
 from aiosched.commands.running import run
 from aiosched.config import EngineConfig
@@ -39,7 +40,7 @@ VOCAB_SIZE = 32_768
 
 
 @click.command(short_help="Draw both loops, step by step, into a page.")
-@click.argument("out", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@click.argument("out", type=OutFile())
 @click.option(
     "--depth",
     "overlap_depth",

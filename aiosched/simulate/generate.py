@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aiosched.simulate.trace import TraceRequest
+from aiosched.errors import InvalidConfig
+from aiosched.simulate.trace import MAX_ARRIVAL, TraceRequest
 from aiosched.simulate.workload import BURST, BURST_SHARE, Workload
 
 
@@ -20,6 +21,9 @@ def generate(workload: Workload) -> list[TraceRequest]:
 
     Arrivals, lengths and prefixes come from streams of their own, so that another kind of
     arrivals brings the same requests.
+
+    Raises:
+        InvalidConfig: the rate is so low that the trace would go on beyond ``MAX_ARRIVAL``.
     """
     arrivals_seed, lengths_seed, prefix_seed = np.random.SeedSequence(workload.seed).spawn(3)
     arrivals = _ARRIVALS[workload.kind](workload, np.random.default_rng(arrivals_seed))
@@ -29,13 +33,17 @@ def generate(workload: Workload) -> list[TraceRequest]:
     for (for_prompt, for_output), for_prefix in zip(
         lengths.tolist(), prefixes.tolist(), strict=True
     ):
+        arrival = next(arrivals)
+        if arrival > MAX_ARRIVAL:
+            bound = f"higher: {workload.requests} requests take more than {MAX_ARRIVAL:g} s"
+            raise InvalidConfig("rate", workload.rate, bound)
         prefix_id, shared = None, 0
         if workload.prefixes:
             prefix_id = f"prefix-{int(for_prefix * workload.prefixes)}"
             shared = workload.prefix_tokens
         trace.append(
             TraceRequest(
-                arrival=next(arrivals),
+                arrival=arrival,
                 prompt_tokens=shared + _between(workload.prompt_tokens, for_prompt),
                 output_tokens=_between(workload.output_tokens, for_output),
                 prefix_id=prefix_id,

@@ -39,7 +39,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary(simulation: Simulation, slo: Slo) -> dict[str, Any]:
-    """One row: everything about a run in numbers. ``None`` where no request says anything.
+    """One row: everything about a run in numbers. ``None`` where no request says anything, and
+    for whatever is over time in a run that took none.
 
     Keys: ``ttft_ms``, ``tpot_ms`` and ``e2e_s``, each with ``_mean`` and the percentiles ``_p50``,
     ``_p90`` and ``_p99``; ``goodput`` and ``throughput`` in requests a second, the former of those
@@ -64,12 +65,13 @@ def summary(simulation: Simulation, slo: Slo) -> dict[str, Any]:
         "slo_ttft_ms": 1e3 * slo.ttft,
         "slo_tpot_ms": 1e3 * slo.tpot,
         "slo_share": kept / len(served),
-        "goodput": kept / seconds,
-        "throughput": len(done) / seconds,
-        "output_tok_s": sum(a.tokens for a in done) / seconds,
-        "utilisation": sum(log.busy for log in simulation.replicas)
-        / (seconds * len(simulation.replicas)),
-        "queue_mean": queue / seconds,
+        "goodput": _over(kept, seconds),
+        "throughput": _over(len(done), seconds),
+        "output_tok_s": _over(sum(a.tokens for a in done), seconds),
+        "utilisation": _over(
+            sum(r.busy for r in simulation.replicas) / len(simulation.replicas), seconds
+        ),
+        "queue_mean": _over(queue, seconds),
         "queue_max": max(max((x.waiting for x in r.loads), default=0) for r in simulation.replicas),
         "queue_s": queue / len(served),
         "cached_share": sum(a.cached_tokens for a in done) / max(1, simulation.prompt_tokens),
@@ -97,7 +99,13 @@ def _queue_seconds(simulation: Simulation) -> float:
     """Seconds in the queue, summed over all requests: the area under its length (Little's law)."""
     edges = np.array([0.0, simulation.seconds])
     logs = simulation.replicas
+    if not simulation.seconds:
+        return 0.0
     return sum(float(over_time(log, "waiting", edges)[0]) for log in logs) * simulation.seconds
+
+
+def _over(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds else None
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:

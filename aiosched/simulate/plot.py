@@ -75,6 +75,9 @@ def _shares(
 def _loads(title: str, simulations: Sequence[Simulation], field: str) -> Panel:
     lines = []
     for run in simulations:
+        if not run.seconds:
+            lines.append(Line(run.router, ()))
+            continue
         edges = np.linspace(0, run.seconds, POINTS + 1)
         total = np.sum([over_time(log, field, edges) for log in run.replicas], axis=0)
         middles = (edges[:-1] + edges[1:]) / 2

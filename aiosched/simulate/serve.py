@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiosched.engine import Engine
-from aiosched.errors import AioschedError
+from aiosched.errors import AioschedError, PromptTooLong
 from aiosched.params import SamplingParams
 from aiosched.simulate.router import Router
 from aiosched.simulate.trace import TraceRequest
@@ -82,6 +82,13 @@ class Prompts:
         return (uniform * self._vocab_size).astype(np.int32)
 
 
+def longest_prompt(engine: Engine) -> int:
+    """The longest prompt that an open engine takes, in tokens."""
+    config, model = engine.config, engine.model
+    longest = min(model.max_model_len, config.max_model_len or model.max_model_len) - 1
+    return min(longest, engine.stats().kv_pages_total * config.page_size)
+
+
 class Fleet:
     """Engines behind a router, and their only client.
 
@@ -115,13 +122,16 @@ class Fleet:
         loop = asyncio.get_running_loop()
         began = loop.time()
         prompts = Prompts(min(engine.model.vocab_size for engine in self.engines), seed)
+        longest = [longest_prompt(engine) for engine in self.engines]
         readers = []
         for index, request in enumerate(trace):
             if (wait := began + request.arrival - loop.time()) > 0:
                 await asyncio.sleep(wait)
             replica = router.route(request, self.loads)
             self.loads[replica] += 1
-            prompt = prompts.of(index, request)
+            prompt = None
+            if request.prompt_tokens <= longest[replica]:  # else it may not even fit the memory
+                prompt = prompts.of(index, request)
             readers.append(loop.create_task(self._read(began, index, request, prompt, replica)))
         return list(await asyncio.gather(*readers))
 
@@ -130,27 +140,30 @@ class Fleet:
         began: float,
         index: int,
         request: TraceRequest,
-        prompt: NDArray[np.int32],
+        prompt: NDArray[np.int32] | None,
         replica: int,
     ) -> Served:
-        """Send one request and wait for its answer."""
+        """Send one request and wait for its answer. ``prompt``: ``None`` if it is too long."""
         loop = asyncio.get_running_loop()
         ttft: float | None = None
         tokens = cached = 0
         error: str | None = None
         params = SamplingParams(temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True)
-        try:
-            stream = self.engines[replica].generate(prompt, params, request_id=str(index))
-            async with stream:
-                await anext(stream)
-                ttft = loop.time() - began - request.arrival
-                if self._token_by_token:
-                    async for _ in stream:
-                        pass
-                answer = await stream
-            tokens, cached = answer.usage.completion_tokens, answer.usage.cached_tokens
-        except AioschedError as failure:
-            error = type(failure).__name__
+        if prompt is None:
+            error = PromptTooLong.__name__
+        else:
+            try:
+                stream = self.engines[replica].generate(prompt, params, request_id=str(index))
+                async with stream:
+                    await anext(stream)
+                    ttft = loop.time() - began - request.arrival
+                    if self._token_by_token:
+                        async for _ in stream:
+                            pass
+                    answer = await stream
+                tokens, cached = answer.usage.completion_tokens, answer.usage.cached_tokens
+            except AioschedError as failure:
+                error = type(failure).__name__
         self.loads[replica] -= 1
         return Served(
             index=index,

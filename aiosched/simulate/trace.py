@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import codecs
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from aiosched.errors import AioschedError
+
+MAX_ARRIVAL = 1e9
+"""Seconds, some 30 years: a date as a number (seconds since 1970) is no arrival."""
+MAX_TOKENS = 2**31 - 1
+"""Of a prompt and of an answer: as many as a sequence can have."""
+
+_NOT_UTF_8 = {
+    codecs.BOM_UTF8: "begins with a byte order mark: save it as UTF-8 without one",
+    codecs.BOM_UTF16_LE: "is UTF-16: save it as UTF-8",
+    codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
+}
 
 
 class InvalidTrace(AioschedError, ValueError):
@@ -23,9 +34,9 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One request of a trace.
 
     Attributes:
-        arrival: seconds since the trace began.
-        prompt_tokens: length of the prompt, the shared prefix included.
-        output_tokens: length of the answer.
+        arrival: seconds since the trace began, at most ``MAX_ARRIVAL``.
+        prompt_tokens: length of the prompt, the shared prefix included; at most ``MAX_TOKENS``.
+        output_tokens: length of the answer, at most ``MAX_TOKENS``.
         prefix_id: requests with the same one begin with the same tokens.
         prefix_tokens: how many of the prompt's tokens those are.
     """
@@ -38,12 +49,14 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def fault(self) -> str | None:
         """What is wrong with it, in words."""
-        if not (math.isfinite(self.arrival) and self.arrival >= 0):
-            return f"arrival={self.arrival!r}: must be seconds from 0 on"
-        if self.prompt_tokens < 1 or self.output_tokens < 1:
-            return "prompt_tokens and output_tokens: must be at least 1"
+        if not 0 <= self.arrival <= MAX_ARRIVAL:
+            since = f"seconds since the trace began, in [0, {MAX_ARRIVAL:g}]"
+            return f"arrival={self.arrival!r}: must be {since}"
+        for field in ("prompt_tokens", "output_tokens"):
+            if not 1 <= getattr(self, field) <= MAX_TOKENS:
+                return f"{field}={getattr(self, field)}: must be in [1, {MAX_TOKENS}]"
         if not 0 <= self.prefix_tokens <= self.prompt_tokens:
-            return f"prefix_tokens={self.prefix_tokens}: must be at most prompt_tokens"
+            return f"prefix_tokens={self.prefix_tokens}: must be in [0, prompt_tokens]"
         if self.prefix_tokens and self.prefix_id is None:
             return "prefix_tokens without a prefix_id"
         return None
@@ -60,6 +73,9 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
     decode = msgspec.json.Decoder(TraceRequest).decode
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
+            for mark, why in _NOT_UTF_8.items():
+                if number == 1 and line.startswith(mark):
+                    raise InvalidTrace(path, number, f"the file {why}")
             if not line.strip():
                 continue
             try:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from aiosched.errors import InvalidConfig
+from aiosched.simulate.trace import MAX_ARRIVAL, MAX_TOKENS
 
 KINDS = ("poisson", "bursty", "diurnal")
 
@@ -16,6 +15,15 @@ BURST_SHARE = 0.1
 """Share of the time that is burst. Between bursts requests come at a sixth part of the mean rate
 or so: what is left of it."""
 
+MAX_REQUESTS = 10_000_000
+MAX_SEED = 2**63 - 1
+LOWEST_RATE, HIGHEST_RATE = 1 / MAX_ARRIVAL, 1e9
+SHORTEST_BURST = 1e-3
+"""In mean times between requests. A generator passes through all bursts, and those that are much
+shorter bring nobody."""
+MAX_SWING = 0.999
+"""Else a generator would wait for the end of a night in which nobody comes."""
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a generated trace is like.
@@ -23,14 +31,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: ``poisson``: arrivals that know nothing of each other. ``bursty``: Poisson arrivals
             whose rate jumps between a calm and a burst, ``BURST`` times the mean, that lasts
-            ``burst_seconds`` on average. ``diurnal``: a rate that swings once in ``period``
-            seconds between its low at the start and its high half a period later.
+            ``burst_seconds`` on average, at least ``SHORTEST_BURST / rate``. ``diurnal``:
+            a rate that swings once in ``period`` seconds between its low at the start and its high
+            half a period later.
         rate: mean arrivals a second.
         prompt_tokens, output_tokens: least and most; uniform between, both included. A prompt's
             own part: the shared prefix comes on top.
         prefixes: how many different prefixes there are; 0: none.
         prefix_tokens: length of each.
-        swing: of ``diurnal``: how far the rate leaves its mean, as a share of it, below 1.
+        swing: of ``diurnal``: how far the rate leaves its mean, as a share of it, at most
+            ``MAX_SWING``.
     """
 
     kind: str = "poisson"
@@ -48,18 +58,27 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InvalidConfig("kind", self.kind, f"one of {', '.join(KINDS)}")
-        for field in ("rate", "burst_seconds", "period"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InvalidConfig(field, getattr(self, field), "above 0")
-        if self.requests < 1:
-            raise InvalidConfig("requests", self.requests, "at least 1")
-        if self.seed < 0:
-            raise InvalidConfig("seed", self.seed, "at least 0")
+        self._within("rate", LOWEST_RATE, HIGHEST_RATE)
+        self._within("requests", 1, MAX_REQUESTS)
+        self._within("seed", 0, MAX_SEED)
         for field in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, field)
-            if not 1 <= low <= high:
-                raise InvalidConfig(field, (low, high), "LOW-HIGH with 1 <= LOW <= HIGH")
-        if self.prefixes < 0 or (self.prefixes and self.prefix_tokens < 1):
-            raise InvalidConfig("prefixes", self.prefixes, "0, or prefixes of at least one token")
-        if not 0 <= self.swing < 1:
-            raise InvalidConfig("swing", self.swing, "in [0, 1)")
+            if not 1 <= low <= high <= MAX_TOKENS:
+                bound = f"LOW-HIGH with 1 <= LOW <= HIGH <= {MAX_TOKENS}"
+                raise InvalidConfig(field, (low, high), bound)
+        self._within("prefixes", 0, MAX_REQUESTS)
+        longest = MAX_TOKENS - self.prompt_tokens[1]
+        if self.prefixes and not 1 <= self.prefix_tokens <= longest:
+            bound = f"in [1, {longest}]: a prompt has at most {MAX_TOKENS} tokens"
+            raise InvalidConfig("prefix_tokens", self.prefix_tokens, bound)
+        if not 0 < self.burst_seconds <= MAX_ARRIVAL:
+            raise InvalidConfig("burst_seconds", self.burst_seconds, f"in (0, {MAX_ARRIVAL:g}]")
+        if self.kind == "bursty" and self.burst_seconds * self.rate < SHORTEST_BURST:
+            bound = f"at least {SHORTEST_BURST / self.rate:g}: {SHORTEST_BURST:g} / rate"
+            raise InvalidConfig("burst_seconds", self.burst_seconds, bound)
+        self._within("period", 1e-3, MAX_ARRIVAL)
+        self._within("swing", 0, MAX_SWING)
+
+    def _within(self, field: str, low: float, high: float) -> None:
+        if not low <= getattr(self, field) <= high:
+            raise InvalidConfig(field, getattr(self, field), f"in [{low}, {high}]")

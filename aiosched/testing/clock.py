@@ -8,6 +8,7 @@ traffic takes as long as its Python code, and runs the same way every time.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -21,6 +22,9 @@ Ts = TypeVarTuple("Ts")
 
 # How many real seconds a thread may take before the clock stops waiting for it.
 PATIENCE = 5.0
+
+# Timers that are due within so many seconds fire together.
+RESOLUTION = 1e-9
 
 
 class Deadlock(RuntimeError):
@@ -88,6 +92,8 @@ _Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
+    _clock_resolution: float
+
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.in_threads = 0  # pieces of executor work that have not come back
@@ -125,7 +131,12 @@ class _VirtualSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> _Ready:
-        return self._loop.clock._wait(self._loop, self._real.select, timeout)
+        loop = self._loop
+        ready = loop.clock._wait(loop, self._real.select, timeout)
+        # The loop fires what is due before now + resolution. From 2**24 s on a nanosecond is less
+        # than half of what tells two floats apart: the sum is now, and what is due now never fires.
+        loop._clock_resolution = max(RESOLUTION, math.ulp(loop.time()))
+        return ready
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._real.register(fileobj, events, data)

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from aiosched.bench.report import Report, table_of
+from aiosched.bench.report import Report, print_rows, table_of
 
 
 def test_as_json_it_is_one_object_with_machine_versions_and_rows(capsys):
@@ -36,6 +36,15 @@ def test_a_table_has_a_column_for_every_key_and_a_dash_where_a_row_has_none():
     text = out.getvalue()
     for part in ("name", "ms", "other", "0.0123", "1,234", "–"):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [160, 60, 40, 20, 4])
+def test_no_digit_is_lost_however_narrow_the_console_is(width):
+    rows = [{"what it is": f"a name of {n}", "tok/s": 1833.25 * n, "ms": 0.123} for n in (1, 700)]
+    out = io.StringIO()
+    print_rows(rows, Console(width=width, file=out))
+    for figure in ("1,833", "1,283,275", "0.123"):
+        assert figure in out.getvalue()
 
 
 @pytest.mark.parametrize("text", ["[/x]", "[red]", "a[bold]b", ":smile:", "end\\"])

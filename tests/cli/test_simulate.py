@@ -85,6 +85,49 @@ def test_wrong_use_is_refused_with_exit_code_2(cli: Cli, given, arguments, said)
     assert said in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json",), "--json is for a simulation"),
+        (("--replicas", "2"), "--replicas is for a simulation"),
+        (("--kv-tokens", "64"), "--kv-tokens is for a simulation"),
+        (("--swing", "0.5"), "--swing goes with --generate diurnal"),
+        (("--burst-seconds", "1"), "--burst-seconds goes with --generate bursty"),
+        (("--prefix-tokens", "-5"), "--prefix-tokens goes with --prefixes"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(cli: Cli, tmp_path, arguments, said) -> None:
+    out = tmp_path / "trace.jsonl"
+    result = cli("simulate", "--generate", "poisson", "--out", str(out), *arguments)
+    assert (result.exit_code, out.exists()) == (2, False)
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--plot", "--out"])
+def test_a_folder_that_is_not_there_is_refused_at_the_start(cli: Cli, tmp_path, option) -> None:
+    result = cli("simulate", "--generate", "poisson", option, str(tmp_path / "nope" / "x.svg"))
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+
+
+def test_a_bad_trace_is_wrong_use(cli: Cli, tmp_path) -> None:
+    (tmp_path / "trace.jsonl").write_text("no json")
+    result = cli("simulate", str(tmp_path / "trace.jsonl"))
+    assert result.exit_code == 2
+    assert "trace.jsonl, line 1" in result.stderr
+
+
+@pytest.mark.parametrize("width", [160, 70, 40, 20])
+def test_no_digit_is_lost_however_narrow_the_terminal(cli: Cli, given, monkeypatch, width) -> None:
+    arguments = ("simulate", "--generate", "poisson", *SMALL, *given, "--router", "all")
+    rows = json.loads(cli(*arguments, "--json").stdout)["rows"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = cli(*arguments).stdout
+    for row in rows:
+        assert row["router"] in shown
+        assert f"{row['ttft_ms_p99']:,.1f}" in shown
+
+
 def test_generator_options_need_a_generator(cli: Cli, tmp_path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"arrival": 1, "prompt_tokens": 3, "output_tokens": 1}\n')

@@ -15,6 +15,7 @@ from aiosched.simulate.generate import generate
 from aiosched.simulate.metrics import Slo, over_time
 from aiosched.simulate.plot import panels, save_plot
 from aiosched.simulate.run import Load, ReplicaLog, simulate
+from aiosched.simulate.trace import TraceRequest
 from aiosched.simulate.workload import Workload
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,6 +40,12 @@ def test_there_is_a_line_for_each_run_in_each_panel():
     for panel in drawn:
         assert [line.name for line in panel.lines] == ["round-robin", "least-loaded"]
     assert drawn[0].limit == 1000.0
+
+
+def test_a_run_that_takes_no_time_is_drawn_without_lines(tmp_path):
+    trace = [TraceRequest(arrival=0.0, prompt_tokens=5000, output_tokens=1)]
+    save_plot(tmp_path / "plot.svg", [simulate(trace, calibration(), EngineConfig())], Slo(), "")
+    assert "<polyline" not in (tmp_path / "plot.svg").read_text()
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html"])

@@ -105,6 +105,24 @@ def test_a_prompt_that_never_fits_fails_alone():
     assert [answer.error for answer in run.served] == ["PromptTooLong", None]
 
 
+def test_a_prompt_that_fits_no_memory_is_never_drawn():
+    run = served(asks(prompt=2**31 - 1), asks(prompt=2**31 - 1, prefix_id="a", prefix=2**31 - 1))
+    assert [answer.error for answer in run.served] == ["PromptTooLong"] * 2
+
+
+def test_a_run_that_takes_no_time_has_no_rates():
+    run = served(asks(prompt=5000))
+    row = summary(run, Slo())
+    assert run.seconds == 0
+    assert row["failed"] == row["requests"] == 1
+    assert row["goodput"] is row["throughput"] is row["utilisation"] is row["queue_mean"] is None
+
+
+def test_a_trace_may_be_years_long():
+    (answer,) = served(asks(arrival=2e7)).served
+    assert answer.ttft == pytest.approx(0.110)
+
+
 def test_when_pages_run_out_requests_are_retracted_and_still_answered():
     trace = [asks(prompt=16, output=200) for _ in range(4)]
     run = served(*trace, kv_tokens=512, prefix_cache=False)

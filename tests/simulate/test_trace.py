@@ -37,6 +37,9 @@ def test_requests_come_in_the_order_of_their_arrival(tmp_path):
         '{"arrival": 1, "prompt_tokens": 3, "output_tokens": 1, "prefix_id": "a", '
         '"prefix_tokens": 4}',
         '{"arrival": 1, "prompt_tokens": 3, "output_tokens": 1, "prefix_tokens": 2}',
+        '{"arrival": 1733000000, "prompt_tokens": 3, "output_tokens": 1}',
+        '{"arrival": 1, "prompt_tokens": 123456789012345678901234, "output_tokens": 1}',
+        '{"arrival": 1, "prompt_tokens": 3, "output_tokens": 4000000000}',
     ],
 )
 def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path, line):
@@ -45,6 +48,19 @@ def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path, line):
     with pytest.raises(InvalidTrace, match=r"trace\.jsonl, line 2: ") as caught:
         read_trace(path)
     assert caught.value.line == 2
+
+
+@pytest.mark.parametrize(("encoding", "said"), [("utf-8-sig", "byte order"), ("utf-16", "UTF-16")])
+def test_a_byte_order_mark_is_called_by_its_name(tmp_path, encoding, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival": 1, "prompt_tokens": 3, "output_tokens": 1}\n', encoding)
+    with pytest.raises(InvalidTrace, match=said):
+        read_trace(path)
+
+
+def test_a_rate_that_takes_ages_is_refused_by_name():
+    with pytest.raises(InvalidConfig, match="rate"):
+        generate(Workload(rate=1e-9))
 
 
 def test_an_empty_trace_is_refused(tmp_path):
@@ -111,9 +127,16 @@ def test_lengths_keep_their_bounds_and_prefixes_stand_before_prompts():
         {"prompt_tokens": (5, 3)},
         {"output_tokens": (0, 3)},
         {"prefixes": -1},
-        {"prefixes": 1, "prefix_tokens": 0},
+        {"prefix_tokens": 0, "prefixes": 1},
+        {"prefix_tokens": 10**11, "prefixes": 1},
+        {"prompt_tokens": (1, 2**31)},
+        {"requests": 10**14},
+        {"seed": 2**64},
+        {"rate": 1e-300},
         {"swing": 1.0},
         {"period": 0.0},
+        {"burst_seconds": 1e-300, "kind": "bursty"},
+        {"burst_seconds": 1e-3, "kind": "bursty", "rate": 1e-6},
     ],
 )
 def test_a_workload_that_makes_no_sense_is_refused_by_name(fields):

@@ -182,6 +182,18 @@ def test_real_input_goes_before_a_jump_in_time(clock):
         assert clock.run(main()) == 1
 
 
+@pytest.mark.parametrize("start", [2.0**24, 1e9, 2.0**53])
+def test_timers_fire_however_late_it_is(start):
+    clock = VirtualClock(start=start)
+
+    async def main():
+        await asyncio.sleep(0.3)
+        await asyncio.sleep(3)
+
+    clock.run(main())
+    assert clock.time() == pytest.approx(start + 3.3, abs=1)
+
+
 def test_the_clock_goes_on_from_where_the_last_run_stopped():
     clock = VirtualClock(start=100.0)
     clock.run(asyncio.sleep(1))
