@@ -16,6 +16,7 @@ from aiosched.answer import Answer
 from aiosched.bench.canned_sim import CannedSimDevice
 from aiosched.bench.null_device import CannedResults, NullModel
 from aiosched.bench.parts import Parts
+from aiosched.bench.readers import ending
 from aiosched.engine import Engine
 from aiosched.model.inputs import StepInputs
 from aiosched.params import SamplingParams
@@ -149,7 +150,8 @@ class Crowd:
         ]
         streams.clear()
         del prompts
-        await asyncio.gather(*readers)
+        async with ending(readers):
+            await asyncio.gather(*readers)
 
     async def _read(self, stream: TokenStream, to_the_end: bool) -> None:
         async for _ in stream:

@@ -7,7 +7,6 @@ two orders: one new token (``prefill_s``), then all of them; what lies between t
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import tempfile
@@ -33,6 +32,7 @@ from aiosched.bench.peers.engines import (
 )
 from aiosched.bench.peers.process import EngineProcess, EngineProcessFailed
 from aiosched.bench.report import Report, this_machine
+from aiosched.commands.running import run
 from aiosched.config import DTYPES, QUANTIZATIONS, EngineConfig
 from aiosched.errors import AioschedError
 
@@ -125,7 +125,7 @@ def command(
         except (AioschedError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         prompts = random_prompts(checkpoint.vocab_size, max(batch), prompt_tokens)
-        rows, notes, versions = asyncio.run(race(field, prompts, batch, new_tokens, rounds))
+        rows, notes, versions = run(race(field, prompts, batch, new_tokens, rounds))
     report = Report.of(
         "offline", rows if as_json else [brief(row) for row in rows], settings=settings, notes=notes
     )

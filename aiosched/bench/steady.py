@@ -15,6 +15,7 @@ import numpy as np
 
 from aiosched.bench.null_device import CannedResults, NullDevice, NullModel
 from aiosched.bench.parts import Parts
+from aiosched.bench.readers import ending
 from aiosched.engine import Engine
 from aiosched.model.inputs import StepInputs
 from aiosched.params import SamplingParams
@@ -113,10 +114,8 @@ class Steady:
             if self._read:
                 readers = [loop.create_task(_read(stream)) for stream in streams]
                 streams.clear()  # each belongs to its reader
-                await self._measured
-                for reader in readers:
-                    reader.cancel()
-                await asyncio.gather(*readers, return_exceptions=True)
+                async with ending(readers):
+                    await self._measured
             else:
                 await self._measured
         gc.unfreeze()
@@ -204,16 +203,13 @@ async def plain_asyncio(
             waiting.append(future)
             await future
 
-    readers = [loop.create_task(reader()) for _ in range(batch)]
     marks = []
-    for step in range(window * windows + 1):
-        if step % window == 0:
-            marks.append(clock())
-        woken, waiting = waiting, []
-        for future in woken:
-            future.set_result(None)
-        await asyncio.sleep(0)
-    for task in readers:
-        task.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)
+    async with ending([loop.create_task(reader()) for _ in range(batch)]):
+        for step in range(window * windows + 1):
+            if step % window == 0:
+                marks.append(clock())
+            woken, waiting = waiting, []
+            for future in woken:
+                future.set_result(None)
+            await asyncio.sleep(0)
     return [(b - a) / window for a, b in pairwise(marks)]

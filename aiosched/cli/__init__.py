@@ -8,12 +8,43 @@ read, are signals handled and logs configured, and does uvloop come in. What com
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
+
+from aiosched.commands.running import INTERRUPTED, TERMINATED, Terminated, terminate
 
 
 def main() -> None:
     """Entry point of the ``aiosched`` script. Ends the process with its exit code."""
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, terminate)
+        _main()
+    except Terminated:  # before there was a command, as below
+        _exit_now(TERMINATED)
+    except KeyboardInterrupt:
+        _exit_now(INTERRUPTED)
+    except SystemExit as end:
+        if end.code in (INTERRUPTED, TERMINATED):
+            _exit_now(int(end.code))
+        raise
+
+
+def _exit_now(code: int) -> None:
+    """End after a signal, when the command has cleaned up.
+
+    Python's own way out would wait for threads, or abort the process if one of them is in C++ code,
+    as it is while a model is loaded.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+            stream.flush()
+    os._exit(code)
+
+
+def _main() -> None:
     missing = _missing_packages()
     if missing:
         names = ", ".join(missing)

@@ -15,21 +15,22 @@ from aiosched.cli.demo import demo
 from aiosched.cli.simulate import simulate
 from aiosched.cli.timeline import timeline
 from aiosched.commands.plug import Plug
+from aiosched.commands.running import INTERRUPTED, TERMINATED, Terminated
 from aiosched.errors import AioschedError, InvalidConfig, InvalidRequest
-
-INTERRUPTED = 130
+from aiosched.simulate.trace import InvalidTrace
 
 
 class App(click.Group):
     """A group whose commands end with one line and an exit code, whatever stops them.
 
-    130 after Ctrl-C, 2 for what the user can correct on the command line, 1 for the rest.
+    130 after Ctrl-C, 143 after SIGTERM, 2 for what the user can correct on the command line, 1 for
+    the rest.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (InvalidRequest, InvalidConfig) as error:
+        except (InvalidRequest, InvalidConfig, InvalidTrace) as error:
             raise _WrongUse(_one_line(error)) from error
         except AioschedError as error:
             raise click.ClickException(_one_line(error)) from error
@@ -37,6 +38,8 @@ class App(click.Group):
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
             raise click.ClickException(_one_line(error)) from error
+        except Terminated:
+            raise click.exceptions.Exit(TERMINATED) from None
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None

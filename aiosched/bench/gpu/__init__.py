@@ -18,7 +18,7 @@ from rich.text import Text
 
 from aiosched.bench.gpu.parts import Row, run_part
 from aiosched.bench.gpu.settings import MODELS, PARTS, TIME_LIMIT, TINY, TINY_MODELS, Part, Settings
-from aiosched.bench.report import Report, table_of
+from aiosched.bench.report import Report, print_rows
 from aiosched.commands.running import run
 
 NOTES = (
@@ -102,7 +102,7 @@ async def _measure(
                     gpu = row["gpu"]
                 else:
                     own.append(row)
-        console.print(table_of(own))
+        print_rows(own, console)
         rows += [about | row for row in own]
     asked = {name: getattr(settings, name) for name in settings.__struct_fields__}
     asked["model"] = list(dict.fromkeys(told.model for _, told in jobs))

@@ -1,7 +1,8 @@
 """The process of one part: ``python -m aiosched.bench.gpu.child PART SETTINGS``.
 
 Each row is a line of JSON on standard output as soon as it is measured. Apart from the rows there
-may be a line with ``gpu``, the name of the device, and one with ``error``.
+may be a line with ``gpu``, the name of the device, and one with ``error``. Standard input is a pipe
+whose end is the end of the process.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any, TextIO
 import msgspec
 
 from aiosched.bench.gpu.settings import Settings
+from aiosched.bench.orphans import end_with_parent
 from aiosched.commands.running import run
 
 
 def main() -> None:
+    end_with_parent()
     name, settings = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Settings)
     # Libraries print to standard output as they like: from here on that is standard error.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as rows:

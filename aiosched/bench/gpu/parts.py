@@ -34,6 +34,7 @@ async def run_part(
         *command,
         part.name,
         msgspec.json.encode(settings).decode(),
+        stdin=PIPE,  # it ends with this process
         stdout=PIPE,
         stderr=PIPE,
         limit=2**20,

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from aiosched.bench.idle import until_idle
+from aiosched.bench.readers import ending
 from aiosched.engine import Engine
 from aiosched.observe.stats import EngineStats
 from aiosched.params import SamplingParams
@@ -68,12 +69,13 @@ async def decode_stretch(
         for n in range(batch)
     ]
     readers = [asyncio.create_task(read(stream)) for stream in streams]
-    try:
-        await asyncio.wait([*readers, over], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for stream in streams:
-            stream.abort()
-    await asyncio.gather(*readers)
+    async with ending(readers):
+        try:
+            await asyncio.wait([*readers, over], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for stream in streams:
+                stream.abort()
+        await asyncio.gather(*readers)
     await until_idle(engine)
     if len(marks) < 2:
         raise RuntimeError(f"a sequence ended before {steps} steps were measured")

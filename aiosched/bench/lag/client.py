@@ -4,7 +4,8 @@
 
 It opens the streams, says ``ready`` once each of them has given text, and then pings for some
 seconds while the streams go on (one that ends is asked for again) and a large prompt arrives now
-and then. Last it prints what it saw as one JSON object. It needs nothing but Python itself.
+and then. Last it prints what it saw as one JSON object. It ends at once when its standard input
+does. It needs nothing but Python itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -155,7 +159,16 @@ def _text(words: Sequence[str], chars: int, seed: int) -> str:
     return " ".join(draw.choice(words) for _ in range(chars // 2))[:chars]
 
 
+def _end_with_input() -> None:
+    """The parent is gone, even if it was killed: a pipe ends then on every system."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's alone
+    threading.Thread(target=_end_with_input, daemon=True).start()
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("--streams", type=int, required=True)

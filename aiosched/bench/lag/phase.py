@@ -92,7 +92,13 @@ async def _client(port: int, load: Load) -> AsyncIterator[Process]:
     }
     arguments = [str(part) for option in options.items() for part in option]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, client.__file__, str(port), *arguments, stdout=PIPE, limit=2**26
+        sys.executable,
+        client.__file__,
+        str(port),
+        *arguments,
+        stdin=PIPE,  # it ends with this process
+        stdout=PIPE,
+        limit=2**26,
     )
     try:
         yield process

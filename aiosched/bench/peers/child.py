@@ -9,7 +9,7 @@ returns the new token ids of each prompt.
 
 The first line on standard output comes after the first token: ``{"version": …}``. Each line on
 standard input ``{"prompts": […], "new_tokens": n}`` is answered by
-``{"seconds": …, "token_ids": […]}``. The process ends with its input.
+``{"seconds": …, "token_ids": […]}``. The process ends with its input, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,42 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import queue
 import sys
+import threading
+from collections.abc import Iterator
 from time import perf_counter
 
 
+class Orders:
+    """The lines of standard input. At its end the process ends: at once if it is at work then."""
+
+    def __init__(self) -> None:
+        self._lines = queue.SimpleQueue[str]()
+        self._waiting = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            self._waiting.set()
+            line = self._lines.get()
+            self._waiting.clear()
+            if not line:
+                return
+            yield line
+
+    def _read(self) -> None:
+        # Not by sys.stdin: Python dies on the way out if a thread holds its lock.
+        with open(0, encoding="utf-8", closefd=False) as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+        if not self._waiting.is_set():
+            os._exit(1)
+
+
 def main() -> None:
+    orders = Orders()
     # What the engine prints belongs to standard error: only answers go where they are read.
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
@@ -36,7 +67,7 @@ def main() -> None:
     version, generate = module.open_engine(settings)
     generate([[1, 2, 3, 4]], 1)
     answers.write(json.dumps({"version": version}) + "\n")
-    for line in sys.stdin:
+    for line in orders:
         order = json.loads(line)
         began = perf_counter()
         token_ids = generate(order["prompts"], order["new_tokens"])
