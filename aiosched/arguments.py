@@ -19,7 +19,9 @@ def checked_config(
     """The configuration that the arguments of ``Engine`` come to; settings win over ``config``.
 
     Raises:
-        InvalidConfig: an argument is nothing of its kind, or would be ignored.
+        InvalidConfig: an argument is nothing of its kind, or would be ignored. Of the fields of a
+            ``config``, only ``OF_LOADING`` are refused beside a model object. Others may be set for
+            engines without objects that share it, or by the environment (``cache_dir``).
     """
     if isinstance(model, str):
         settings["model"] = model

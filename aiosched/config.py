@@ -28,9 +28,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dtype: of weights and KV; ``auto`` is the checkpoint's own (of a GGUF file: bfloat16, or
             float32 on a CPU without dot products in bfloat16).
         quantization: ``none``; ``int8``: weights of linear layers in 8 bits, with a scale for each
-            output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, which keeps the
-            weights of a Q4_1 file as they are, and the head in 8; needs ``compile``. For models
-            of the dense llama, qwen2 and qwen3 families on the CPU.
+            output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, as a GGUF file
+            of type Q4_1 has them, and the head in 8; needs ``compile``. For models of the dense
+            llama, qwen2 and qwen3 families on the CPU.
         compile: run decode steps in C++, built once with the machine's compiler; for the same
             models.
         overlap_depth: steps that may be in flight while the host works on an earlier result: 0 is
@@ -128,10 +128,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             InvalidConfig: a variable is unknown or its value does not fit the field.
         """
         environ = os.environ if environ is None else environ
-        hints = _hints()
         values: dict[str, Any] = {}
         if environ.get("XDG_CACHE_HOME"):
             values["cache_dir"] = str(Path(environ["XDG_CACHE_HOME"]) / "aiosched")
+        return cls(**(values | cls.values_from_env(environ) | overrides))
+
+    @classmethod
+    def values_from_env(cls, environ: Mapping[str, str]) -> dict[str, Any]:
+        """The fields that ``AIOSCHED_<FIELD>`` variables set, each for itself: what they come to
+        with others is for the constructor to say. Raises as ``from_env`` does."""
+        hints = _hints()
+        values: dict[str, Any] = {}
         for name, text in environ.items():
             if not name.startswith(ENV_PREFIX):
                 continue
@@ -142,7 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 values[field] = msgspec.convert(text, hints[field], strict=False)
             except (msgspec.ValidationError, UnicodeError) as error:  # bytes that are no text
                 raise InvalidConfig(name, text, f"readable as {field}: {error}") from None
-        return cls(**(values | overrides))
+        return values
 
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> EngineConfig:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import click
 import msgspec
 
-from aiosched.config import DEVICES, DTYPES, ENV_PREFIX, EngineConfig
+from aiosched.config import DEVICES, DTYPES, EngineConfig
 from aiosched.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -106,13 +106,12 @@ def engine_config(
     path = flags.get("config_file")
     if path is None:
         return EngineConfig.from_env(environ, **given)
-    from_env = EngineConfig.from_env(environ)
-    names = {name[len(ENV_PREFIX) :].lower() for name in environ if name.startswith(ENV_PREFIX)}
-    config = EngineConfig.from_file(
-        path, **({name: getattr(from_env, name) for name in names} | given)
-    )
+    config = EngineConfig.from_file(path, **(EngineConfig.values_from_env(environ) | given))
     if config.cache_dir is None:
-        config = msgspec.structs.replace(config, cache_dir=from_env.cache_dir)
+        default = EngineConfig.from_env(
+            {name: environ[name] for name in ("XDG_CACHE_HOME",) if name in environ}
+        )
+        config = msgspec.structs.replace(config, cache_dir=default.cache_dir)
     return config
 
 

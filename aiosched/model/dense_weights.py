@@ -32,8 +32,8 @@ class Parameters:
         fetch: where they come from.
         dtype: of all floats.
         quantization: ``int8`` or ``int4``: the weights of linear layers in so many bits, from what
-            they were before ``dtype``. The head, small in number and close to the tokens, has 8
-            at least.
+            they were before ``dtype``. The head has 8, from what it is in ``dtype``: it often
+            is the embedding, which is kept so and not a second time as it came.
 
     Raises:
         ModelLoadError: from each method, if one is missing that must be there.

@@ -47,12 +47,13 @@ def refuse_unsupported(file: GGUFFile) -> None:
         parts = file.metadata["split.count"]
         raise ModelLoadError(f"{file.path} is one of {parts} parts: merge them into one file first")
     family = file.architecture
+    factor = file.metadata.get(f"{family}.rope.scaling.factor", 1)
     scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise _refusal(file, "rope.scaling.type")
     if family in FAMILIES:
         _refuse_strange_keys(file)
-    elif scaling == "linear" or file.metadata.get(f"{family}.rope.scaling.factor", 1.0) > 1.0:
+    elif scaling == "linear" or factor not in (0, 1):
         raise ModelLoadError(
             f"{file.path}: rope scaling of the family {family!r} is not supported in a GGUF"
         )

@@ -44,7 +44,12 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
     # A factor alone is a linear one, as in llama.cpp.
     kind = key("rope.scaling.type", "linear" if said("rope.scaling.factor") else "none")
     if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": key("rope.scaling.factor")}
+        factor = key("rope.scaling.factor", 1.0) or 1.0
+        if factor < 0:
+            raise ModelLoadError(
+                f"{file.path}: {family}.rope.scaling.factor = {factor!r} is not supported"
+            )
+        rope |= {"rope_type": "linear", "factor": factor}
     settings: dict[str, Any] = {
         "vocab_size": len(file.metadata.get("tokenizer.ggml.tokens", ())) or size("vocab_size"),
         "hidden_size": hidden_size,

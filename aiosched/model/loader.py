@@ -51,8 +51,8 @@ def load_model(
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is the checkpoint's own, and for a
             GGUF file bfloat16, or float32 on a CPU without dot products in bfloat16.
         quantization: ``none``; ``int8``: weights of linear layers in 8 bits, with a scale for
-            each output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, which keeps
-            the weights of a Q4_1 file as they are, and the head in 8; needs ``compile``.
+            each output; ``int4``: in 4 bits, with a scale and a minimum for 32 of them, as a GGUF
+            file of type Q4_1 has them, and the head in 8; needs ``compile``.
         compile: decode steps run in C++, built with the machine's compiler and kept in
             ``cache_dir``. Both are for models of the dense llama, qwen2 and qwen3 families on the
             CPU; others are refused.

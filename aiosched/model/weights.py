@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 GROUP = 32
-"""Weights along a row that share an int4 scale and minimum: a block of GGUF's Q4_1, so that the
-weights of such a file come out as they were."""
+"""Weights along a row that share an int4 scale and minimum: a block of GGUF's Q4_1. One that uses
+both ends of its scale, as the usual quantizer makes them, comes out as it was."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,8 @@ def in_int8(rows: torch.Tensor, bias: torch.Tensor | None) -> Weights:
 def in_int4(rows: torch.Tensor, bias: torch.Tensor | None) -> Weights:
     """Weights in 4 bits: each group's smallest is 0 and its largest 15.
 
-    ``inputs`` must be a multiple of ``GROUP``.
+    ``inputs`` must be a multiple of ``GROUP``. A group of a Q4_1 file is kept as it is if it has
+    both 0 and 15; others get a finer scale, and each weight is off by half a step of it at most.
     """
     groups = _in_groups(rows)
     low, high = groups.aminmax(dim=2)

@@ -25,6 +25,13 @@ def test_a_variable_that_repeats_the_default_wins_over_the_file(tmp_path: Path) 
     assert engine_config({"config_file": file}, {"AIOSCHED_OVERLAP_DEPTH": "1"}).overlap_depth == 1
 
 
+def test_settings_that_need_each_other_may_come_from_two_places(tmp_path: Path) -> None:
+    file = tmp_path / "aiosched.toml"
+    file.write_text("compile = true\n")
+    config = engine_config({"config_file": file}, {"AIOSCHED_QUANTIZATION": "int4"})
+    assert (config.quantization, config.compile) == ("int4", True)
+
+
 def test_the_cache_folder_of_the_desktop_yields_to_the_file(tmp_path: Path) -> None:
     file, environ = tmp_path / "aiosched.toml", {"XDG_CACHE_HOME": "/cache"}
     file.write_text("")

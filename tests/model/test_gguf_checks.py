@@ -77,9 +77,23 @@ def test_a_factor_alone_scales_rope_linearly(tmp_path: Path) -> None:
     assert greedy(loaded, [7, 8, 9], 12) == greedy(TransformersModel(original), [7, 8, 9], 12)
 
 
+@pytest.mark.parametrize("factor", [None, 0.0, 1.0])
+def test_linear_rope_scaling_by_no_factor_changes_nothing(
+    tmp_path: Path, factor: float | None
+) -> None:
+    original = tiny("Llama")
+    keys: dict[str, Any] = {"llama.rope.scaling.type": "linear"}
+    if factor is not None:
+        keys["llama.rope.scaling.factor"] = factor
+    path = write_gguf(tmp_path / "m.gguf", "llama", original, **PRE, **keys)
+    loaded = load_model(str(path), dtype="float32")
+    assert greedy(loaded, [7, 8, 9], 12) == greedy(TransformersModel(original), [7, 8, 9], 12)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        ("rope.scaling.factor", -2.0, "rope.scaling.factor = -2.0"),
         ("attention.head_count_kv", 3, "4 query heads cannot share 3"),
         ("attention.key_length", 7, "heads of 7 numbers"),
         ("feed_forward_length", [48, 64], r"feed_forward_length = \[48, 64\] is not a size"),
@@ -97,8 +111,13 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, key: str, value: Any, 
         load_model(str(path))
 
 
-def test_linear_rope_scaling_of_other_families_is_refused(tmp_path: Path) -> None:
-    keys = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+@pytest.mark.parametrize(
+    "scaling", [{"type": "linear", "factor": 8.0}, {"factor": 8.0}, {"factor": 0.5}]
+)
+def test_linear_rope_scaling_of_other_families_is_refused(
+    tmp_path: Path, scaling: dict[str, Any]
+) -> None:
+    keys = {f"gemma3.rope.scaling.{name}": value for name, value in scaling.items()}
     path = write_gguf(tmp_path / "m.gguf", "gemma3", **PRE, **keys)
     with pytest.raises(ModelLoadError, match="rope scaling of the family 'gemma3'"):
         load_model(str(path))

@@ -17,7 +17,8 @@ from paged_steps import PagedSequences, greedy
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.dense_model import DenseModel
-from aiosched.model.native import build
+from aiosched.model.dense_shape import DenseShape, rope_table
+from aiosched.model.native import build, builder
 from aiosched.model.native.teams import Teams
 from aiosched.model.transformers_dense import dense_model_of
 
@@ -126,6 +127,17 @@ def test_a_position_beyond_the_model_is_refused(folder: Path) -> None:
     step = replace(step, positions=torch.tensor([model.max_model_len]))
     with pytest.raises(IndexError, match="position 128"):
         model.forward(step, model.make_kv(4, 4))
+
+
+def test_angles_for_fewer_positions_than_the_model_has_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(shape: DenseShape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return tuple(table[:-1] for table in rope_table(shape, dtype))
+
+    monkeypatch.setattr(builder, "rope_table", short)
+    with pytest.raises(ModelLoadError, match=rf"cosine is \[{127 * 16}\], not \[{128 * 16}\]"):
+        compiled(folder)
 
 
 def test_two_threads_share_a_model_and_get_what_each_gets_alone(

@@ -8,7 +8,7 @@ import torch
 from aiosched.model.weights import GROUP, in_int4
 
 
-def test_weights_of_a_q4_1_file_come_out_as_they_were() -> None:
+def test_blocks_of_a_q4_1_file_that_use_both_ends_of_their_scale_come_out_as_they_were() -> None:
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randint(16, (64, 4, GROUP), generator=generator)
     numbers[..., 3], numbers[..., 20] = 0, 15  # the smallest and the largest of every block
@@ -20,6 +20,17 @@ def test_weights_of_a_q4_1_file_come_out_as_they_were() -> None:
 
     assert torch.equal(weights.rows, numbers.flatten(1).to(torch.uint8))
     assert torch.equal(weights.dequantized(torch.float32), rows)
+
+
+def test_a_q4_1_block_without_both_ends_is_off_by_half_a_step_at_most() -> None:
+    numbers = torch.tensor([2, 5, 13, 6] * (GROUP // 4))
+    rows = (numbers * 0.25 - 1.0)[None]
+
+    weights = in_int4(rows, None)
+
+    assert (weights.rows.min(), weights.rows.max()) == (0, 15)
+    error = (weights.dequantized(torch.float32) - rows).abs().max()
+    assert 0 < error <= 11 / 15 * 0.25 / 2 * 1.02
 
 
 def test_each_weight_is_off_by_half_a_step_at_most() -> None:

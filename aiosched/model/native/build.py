@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -22,36 +24,86 @@ COMPILERS = ("c++", "g++", "clang++")
 # the whole process treats denormal numbers.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
 
+LIBRARY, CHECKSUM = "decode.so", "decode.sha256"
+ABANDONED = 600.0
+"""Seconds after which a folder that a build has left behind is nobody's any more."""
+
 
 def load_native(cache_dir: Path) -> ctypes.CDLL:
     """The library, built first if ``cache_dir`` has none for this source, compiler and CPU.
 
     A build takes some three seconds. Several processes may build at once: each puts the complete
-    file in place by a rename.
+    folder in place by a rename. A file that is not what was built is built again: the dynamic
+    loader would end the process on one that was cut short.
 
     Raises:
-        ModelLoadError: there is no compiler, or it fails.
+        ModelLoadError: there is no compiler, or it fails, or what it makes cannot be loaded.
     """
     command = _compiler()
     texts = [path.read_text() for path in (SOURCE, *HEADERS)]
     decides = "\0".join((*texts, *command, *FLAGS, _version(tuple(command)), _cpu()))
     name = hashlib.sha256(decides.encode()).hexdigest()[:20]
-    target = cache_dir / "native" / f"decode-{name}.so"
+    target = cache_dir / "native" / f"decode-{name}"
     try:
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-                built = Path(folder) / "decode.so"
-                _run([*command, *FLAGS, str(SOURCE), "-o", str(built)])
-                os.replace(built, target)
-        return ctypes.CDLL(str(target))
+        if _is_whole(target):
+            return ctypes.CDLL(str(target / LIBRARY))
+        return _build(command, target)
     except OSError as error:
         raise ModelLoadError(f"compile: {target} cannot be built or loaded: {error}") from error
 
 
+def _build(command: list[str], target: Path) -> ctypes.CDLL:
+    """Build, load, and put in place at ``target``, in this order."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(target.parent)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        library = folder / LIBRARY
+        _run([*command, *FLAGS, str(SOURCE), "-o", str(library)])
+        if not library.is_file():
+            raise ModelLoadError(f"compile: {shlex.join(command)} wrote no library: is CXX right?")
+        try:
+            loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+        except OSError as error:
+            raise ModelLoadError(
+                f"compile: what {shlex.join(command)} built cannot be loaded: {error}"
+            ) from error
+        (folder / CHECKSUM).write_text(_digest(library))
+        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was faster: its folder is as good
+            folder.rename(target)
+    return ctypes.CDLL(str(target / LIBRARY)) if _is_whole(target) else loaded
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return (folder / CHECKSUM).read_text() == _digest(folder / LIBRARY)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what killed builds have left."""
+    for folder in cache.glob("build-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _compiler() -> list[str]:
     if given := os.environ.get("CXX"):
-        return shlex.split(given)
+        try:
+            command = shlex.split(given)
+        except ValueError as error:
+            raise ModelLoadError(f"compile: CXX={given!r} is no command: {error}") from error
+        if not command:
+            raise ModelLoadError(f"compile: CXX={given!r} names no compiler")
+        return command
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]

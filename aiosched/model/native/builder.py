@@ -79,7 +79,7 @@ class NativeBuilder:
         shape = self._shape
         _check("inv_freq", shape.inv_freq, (shape.head_dim // 2,))
         cosine, sine = rope_table(shape, torch.float32)
-        positions = cosine.numel()
+        angles = shape.max_model_len * shape.head_dim
         kind = self._weight_dtype or head.rows.dtype
         self._weight_dtype = torch.int8 if kind == torch.uint8 else kind
         of_head = self._matrix("head", head, shape.vocab_size, shape.hidden_size)
@@ -99,8 +99,8 @@ class NativeBuilder:
             eps=shape.rms_norm_eps,
             embedding=self._kept(embedding),
             norm=self._floats("norm", norm, shape.hidden_size),
-            cosine=self._floats("cosine", cosine.flatten(), positions),
-            sine=self._floats("sine", sine.flatten(), positions),
+            cosine=self._floats("cosine", cosine.flatten(), angles),
+            sine=self._floats("sine", sine.flatten(), angles),
             layer=(structs.Layer * shape.num_layers)(*self._layers),
             head=of_head,
         )

@@ -38,7 +38,7 @@ class Model(ctypes.Structure):
         ("dim", _int),
         ("vocab", _int),
         ("positions", _int),
-        ("weight_kind", _int),  # 0 float32, 1 bfloat16, 2 int8
+        ("weight_kind", _int),  # 0 float32, 1 bfloat16, 2 int8, 3 int4 and the head int8
         ("kv_kind", _int),  # 0 float32, 1 bfloat16
         ("tiled", _int),
         ("eps", _double),
