@@ -1,8 +1,7 @@
-"""Decode steps in compiled code give the plain path's tokens; without a compiler they say so."""
+"""Decode steps in compiled code give the plain path's tokens; sizes that it cannot do are named."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -53,111 +52,6 @@ def test_int8_with_float32_activations_equals_its_dequantized_weights(folder: Pa
     compiled._native = None
     for one, other in zip(got, logits_of_mixed_steps(compiled, 5), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
-
-
-def test_code_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build.load_native(tmp_path)
-    (built,) = (tmp_path / "native").iterdir()
-    before = (built / build.LIBRARY).stat()
-    build.load_native(tmp_path)
-    assert (built / build.LIBRARY).stat().st_mtime_ns == before.st_mtime_ns
-
-
-@pytest.mark.parametrize("damaged", [build.LIBRARY, build.CHECKSUM])
-@pytest.mark.parametrize("left", [0, 20_000])
-def test_a_file_that_is_not_what_was_built_is_built_again(
-    folder: Path, tmp_path: Path, damaged: str, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The dynamic loader would end the process on one that was cut short."""
-    whole = Path(build.load_native(folder)._name)
-    compilations = stand_in_for_the_compiler(monkeypatch, whole)
-    build.load_native(tmp_path)
-    (built,) = (tmp_path / "native").iterdir()
-    content = (built / damaged).read_bytes()[:left][:-1]
-    (built / damaged).unlink()  # and not cut short in place: this process has it mapped
-    (built / damaged).write_bytes(content)
-    build.load_native(tmp_path)
-    assert (built / build.LIBRARY).read_bytes() == whole.read_bytes()
-    assert len(compilations) == 2
-    build.load_native(tmp_path)
-    assert len(compilations) == 2
-
-
-def stand_in_for_the_compiler(monkeypatch: pytest.MonkeyPatch, whole: Path) -> list[list[str]]:
-    """Compilations give ``whole`` instead, at once."""
-    compilations = []
-    run = build._run
-
-    def stand_in(command: list[str]) -> str:
-        if command[-2] != "-o":
-            return run(command)
-        compilations.append(command)
-        Path(command[-1]).write_bytes(whole.read_bytes())
-        return ""
-
-    monkeypatch.setattr(build, "_run", stand_in)
-    return compilations
-
-
-def test_what_a_killed_build_left_is_removed_but_not_that_of_one_under_way(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in_for_the_compiler(monkeypatch, Path(build.load_native(folder)._name))
-    old, new = (tmp_path / "native" / f"build-{name}" for name in ("old", "new"))
-    for scratch in (old, new):
-        scratch.mkdir(parents=True)
-    os.utime(old, (0, 0))
-    build.load_native(tmp_path)
-    assert new.is_dir()
-    assert not old.exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"), [("g++ '", "CXX=.*no command"), (" ", "CXX=.*names no compiler")]
-)
-def test_a_command_in_cxx_that_cannot_be_read_is_named(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", given)
-    with pytest.raises(ModelLoadError, match=said):
-        build.load_native(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("writes", "said"), [(":", "wrote no library"), ('echo no > "$o"', "cannot be loaded")]
-)
-def test_what_is_no_library_is_not_kept(
-    writes: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = tmp_path / "wrong-c++"
-    wrong.write_text(f'#!/bin/sh\nfor o; do :; done\n[ "$1" = --version ] || {writes}\n')
-    os.chmod(wrong, 0o755)
-    monkeypatch.setenv("CXX", str(wrong))
-    with pytest.raises(ModelLoadError, match=rf"wrong-c\+\+.*{said}"):
-        build.load_native(tmp_path)
-    assert not list((tmp_path / "native").iterdir())
-
-
-def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ModelLoadError, match=r"no C\+\+ compiler.*CXX"):
-        build.load_native(tmp_path)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ModelLoadError, match="no-such-compiler cannot be run"):
-        build.load_native(tmp_path)
-
-
-def test_a_failing_compiler_is_named_with_what_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = tmp_path / "broken-c++"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no -march" >&2; exit 1\n')
-    os.chmod(broken, 0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(ModelLoadError, match=r"broken-c\+\+ failed: no -march"):
-        build.load_native(tmp_path)
-    assert not list((tmp_path / "native").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
-import tempfile
-import time
 from functools import cache
 from pathlib import Path
 
 from aiosched.errors import ModelLoadError
+from aiosched.model.native.scratch import scratch_folder
+from aiosched.model.native.tied import run_tied
 
 SOURCE = Path(__file__).with_name("decode.cpp")
 HEADERS = sorted(SOURCE.parent.glob("*.h"))
@@ -25,29 +24,27 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
 
 LIBRARY, CHECKSUM = "decode.so", "decode.sha256"
-ABANDONED = 600.0
-"""Seconds after which a folder that a build has left behind is nobody's any more."""
 
 
 def load_native(cache_dir: Path) -> ctypes.CDLL:
     """The library, built first if ``cache_dir`` has none for this source, compiler and CPU.
 
     A build takes some three seconds. Several processes may build at once: each puts the complete
-    folder in place by a rename. A file that is not what was built is built again: the dynamic
-    loader would end the process on one that was cut short.
+    folder in place by a rename. A file that is not what was built, or can no longer be loaded, is
+    built again.
 
     Raises:
         ModelLoadError: there is no compiler, or it fails, or what it makes cannot be loaded.
     """
+    if os.name != "posix":
+        raise ModelLoadError(f"compile: {platform.system()} is not supported; leave compile off")
     command = _compiler()
     texts = [path.read_text() for path in (SOURCE, *HEADERS)]
     decides = "\0".join((*texts, *command, *FLAGS, _version(tuple(command)), _cpu()))
     name = hashlib.sha256(decides.encode()).hexdigest()[:20]
     target = cache_dir / "native" / f"decode-{name}"
     try:
-        if _is_whole(target):
-            return ctypes.CDLL(str(target / LIBRARY))
-        return _build(command, target)
+        return _loaded(target) or _build(command, target)
     except OSError as error:
         raise ModelLoadError(f"compile: {target} cannot be built or loaded: {error}") from error
 
@@ -55,44 +52,42 @@ def load_native(cache_dir: Path) -> ctypes.CDLL:
 def _build(command: list[str], target: Path) -> ctypes.CDLL:
     """Build, load, and put in place at ``target``, in this order."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target.parent)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        folder = Path(scratch) / target.name
+    with scratch_folder(target.parent) as scratch:
+        folder = scratch / target.name
         folder.mkdir()
         library = folder / LIBRARY
         _run([*command, *FLAGS, str(SOURCE), "-o", str(library)])
         if not library.is_file():
             raise ModelLoadError(f"compile: {shlex.join(command)} wrote no library: is CXX right?")
         try:
-            loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+            built = ctypes.CDLL(str(library))
         except OSError as error:
             raise ModelLoadError(
-                f"compile: what {shlex.join(command)} built cannot be loaded: {error}"
+                f"compile: what {shlex.join(command)} built cannot be loaded (is CXX right?): "
+                f"{error}"
             ) from error
         (folder / CHECKSUM).write_text(_digest(library))
+        if there := _loaded(target):  # another process was faster
+            return there
         shutil.rmtree(target, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another process was faster: its folder is as good
+        with contextlib.suppress(OSError):
             folder.rename(target)
-    return ctypes.CDLL(str(target / LIBRARY)) if _is_whole(target) else loaded
+    return _loaded(target) or built
 
 
-def _is_whole(folder: Path) -> bool:
+def _loaded(folder: Path) -> ctypes.CDLL | None:
+    """What was built there; ``None`` if it is not that, or cannot be loaded."""
     try:
-        return (folder / CHECKSUM).read_text() == _digest(folder / LIBRARY)
+        # Before it is loaded: the loader would end the process on a file that was cut short.
+        if (folder / CHECKSUM).read_text() != _digest(folder / LIBRARY):
+            return None
+        return ctypes.CDLL(str(folder / LIBRARY))
     except (OSError, UnicodeDecodeError):
-        return False
+        return None
 
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sweep(cache: Path) -> None:
-    """Remove what killed builds have left."""
-    for folder in cache.glob("build-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compiler() -> list[str]:
@@ -120,9 +115,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-        )
+        done = run_tied(command)
     except OSError as error:
         raise ModelLoadError(f"compile: {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
