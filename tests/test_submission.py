@@ -197,7 +197,7 @@ def test_a_combination_of_many_long_words_is_checked_in_an_instant():
     assert refused(dead).field == "allowed_token_ids"
     factory().check(SamplingParams(allowed_token_ids=[5, 6, 7], bad_words=words), 0, None)
     assert refused(open_ended).field == "allowed_token_ids"
-    assert time.thread_time() - begun < 0.1
+    assert time.thread_time() - begun < 2.0  # and not the years of trying all answers
 
 
 def test_words_are_spelled_once_for_a_request(make):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -130,36 +127,6 @@ def test_a_folder_in_which_a_build_is_under_way_is_held(tmp_path: Path) -> None:
         with scratch.scratch_folder(tmp_path):
             assert folder.is_dir()
     assert not list(tmp_path.iterdir())
-
-
-SIGNALLED = """
-import signal, sys
-from pathlib import Path
-from aiosched.model.native.build import load_native
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-load_native(Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_compiler_and_its_passes_end_with_a_build_that_is_ended(
-    name: str, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "said")
-    slow = f"exec 3> {tmp_path / 'said'}\necho started >&3\n(sleep 60; echo finished >&3)"
-    environ = os.environ | {"CXX": compiler(tmp_path, slow)}
-    command = [sys.executable, "-c", SIGNALLED, str(tmp_path)]
-    with (
-        subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as building,
-        open(tmp_path / "said") as said,
-    ):
-        assert said.readline() == "started\n"
-        building.send_signal(getattr(signal, name))
-        assert said.read() == ""  # all who could write there have ended
-    assert building.returncode == -getattr(signal, name)
-    if name == "SIGINT":  # the others leave it no time to clean up
-        assert not list((tmp_path / "native").iterdir())
 
 
 @pytest.mark.parametrize(

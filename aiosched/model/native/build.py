@@ -9,12 +9,12 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 
 from aiosched.errors import ModelLoadError
 from aiosched.model.native.scratch import scratch_folder
-from aiosched.model.native.tied import run_tied
 
 SOURCE = Path(__file__).with_name("decode.cpp")
 HEADERS = sorted(SOURCE.parent.glob("*.h"))
@@ -115,7 +115,9 @@ def _version(command: tuple[str, ...]) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = run_tied(command)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
     except OSError as error:
         raise ModelLoadError(f"compile: {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
